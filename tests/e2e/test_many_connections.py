@@ -19,6 +19,7 @@ from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import pack_frame
 from transfer_queue.net.server.server_loop import ServerLoop
+from transfer_queue.net.session import Session
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import SequentialSampler
@@ -37,7 +38,7 @@ class Peer:
     def __init__(self, address: str, name: str, role: str = "client") -> None:
         self.connection = Connection(address)
         try:
-            self.connection.connect(address, role, name, KEY, limit())
+            self.connection.connect(Session(name, KEY, lambda target: address, role=role), limit())
         except OSError:
             self.connection.close()
             raise

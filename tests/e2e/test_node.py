@@ -359,7 +359,7 @@ def test_a_wrong_key_is_refused_on_both_servers(shared: RunningSystem) -> None:
 
 def shaken(system: RunningSystem, path: str) -> Connection:
     connection = Connection(path)
-    connection.connect(path, "client", "c", system.key, time.monotonic() + SECONDS)
+    connection.connect(Session("c", system.key, lambda target: path), time.monotonic() + SECONDS)
     return connection
 
 

@@ -26,6 +26,7 @@ from transfer_queue.messages.system import Drain, Status
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import FrameReader, pack_frame
+from transfer_queue.net.session import Session
 from transfer_queue.system_folder.paths import SystemFolder
 
 SECONDS = 60.0
@@ -71,7 +72,7 @@ class Liar:
         system = CURRENT.system
         address = str(SystemFolder(system.folder).unit(0)) if to_unit else system.controller
         connection = Connection(address)
-        connection.connect(address, "client", self._name, system.key, time.monotonic() + SECONDS)
+        connection.connect(Session(self._name, system.key, lambda target: address), time.monotonic() + SECONDS)
         connection.sock.settimeout(SECONDS)
         return connection, FrameReader()
 

@@ -22,7 +22,6 @@ from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import new_socket
-from transfer_queue.net.fd_limits import SPOKEN_LINES, SPOKEN_SECONDS, RateLimitedLog
 from transfer_queue.net.framing import HEADER
 from transfer_queue.net.server.server_connection import OUTPUT_MARK
 from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, TURN_SECONDS, Outgoing, ServerLoop
@@ -253,23 +252,6 @@ def test_members_are_not_put_out_by_strangers(driven: Callable[..., Driven]) -> 
         member.push(frame(1))
     system.turn(2)
     assert [len(member.pull()) for member in members] == [1, 1]
-
-
-def test_a_log_does_not_grow_with_what_strangers_do() -> None:
-    now = 0.0
-    lines: list[str] = []
-
-    class Log:
-        def warning(self, text: str, *args: object) -> None:
-            lines.append(text % args)
-
-    warn = RateLimitedLog(Log(), lambda: now)  # type: ignore[arg-type]
-    for number in range(1000):
-        warn("stranger %d", number)
-    assert len(lines) == SPOKEN_LINES
-    now = SPOKEN_SECONDS
-    warn("one more")
-    assert lines[SPOKEN_LINES:] == [f"{1000 - SPOKEN_LINES} more warnings of this kind were not logged", "one more"]
 
 
 # ---------------------------------------------------------------- the open-file limit

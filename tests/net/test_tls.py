@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -33,7 +33,8 @@ from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import MAX_PAYLOAD, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
-from transfer_queue.net.tls import Contexts, Tls, make_contexts
+from transfer_queue.net.tls import Tls, make_context
+from transfer_queue.net.tls_contexts import tls_context
 
 FOLDER = Path(__file__).parent / "certificates"
 ANY_PORT = ("127.0.0.1", 0)
@@ -45,8 +46,14 @@ def files(name: str = "member", authority: str = "authority") -> dict[str, str]:
     return {key: str(FOLDER / file) for key, file in names.items()}
 
 
+class Contexts(NamedTuple):
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
 def made(name: str = "member", authority: str = "authority") -> Contexts:
-    return make_contexts(files(name, authority))
+    paths = files(name, authority)
+    return Contexts(make_context(paths, server=True), make_context(paths, server=False))
 
 
 MEMBER = made()
@@ -320,18 +327,18 @@ def test_files_that_are_none_are_named(tmp_path: Path, name: str) -> None:
     text.write_text("no PEM")
     for path in (tmp_path / "missing", tmp_path, text):
         with pytest.raises(InvalidArgumentError, match=f"{name} {path}.* cannot be used"):
-            make_contexts({**files(), name: str(path)})
+            make_context({**files(), name: str(path)}, server=True)
 
 
 def test_a_key_with_a_password_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="the private key is encrypted"):
-        make_contexts({**files(), "private_key": str(FOLDER / "locked.key")})
+        make_context({**files(), "private_key": str(FOLDER / "locked.key")}, server=False)
 
 
 def test_a_key_of_another_certificate_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"cannot be used.*belong to the certificate"):
-        make_contexts({**files(), "private_key": str(FOLDER / "stranger.key")})
+        make_context({**files(), "private_key": str(FOLDER / "stranger.key")}, server=True)
 
 
 def test_none_is_none() -> None:
-    assert make_contexts(None) is None
+    assert tls_context(None, server=True) is None

@@ -89,11 +89,6 @@ def number_in_rank(number: int) -> int:
     return number if worker is None else number * worker.num_workers + worker.id
 
 
-def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, Any]:
-    """Return the entries of the sampling_config that a loader sends with every fetch."""
-    return {"dp_rank": dp_rank, "task_name": task_name} | ({} if dp_size is None else {"dp_size": dp_size})
-
-
 class Consumer(Protocol):
     """For what batches are fetched: a dataset."""
 

@@ -38,7 +38,6 @@ from transfer_queue.dataloader.batch_fetcher import (
     checked_timeout,
     default_fetch_batch_fn,
     number_in_rank,
-    sampling_of,
 )
 from transfer_queue.dataloader.client_operations import ask, run, run_async
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
@@ -629,11 +628,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
         A new dict at each access; to send other entries, pass a `fetch_batch_fn` that adds them.
         """
-        return sampling_of(self.dp_rank, self.task_name, self._dp_size)
-
-    @property
-    def _dp_size(self) -> int | None:
-        return self.dp_size if self.dp_size is not None else self._learned_dp_size
+        size = self.dp_size if self.dp_size is not None else self._learned_dp_size
+        return {"dp_rank": self.dp_rank, "task_name": self.task_name} | ({} if size is None else {"dp_size": size})
 
     def fetcher(self, *, combined: bool = False) -> Fetcher:
         """Return the object that fetches this dataset's batches in this process.

@@ -201,7 +201,7 @@ class WorkerChannelEnd:
 
     def _read_messages(self) -> int:
         """Read all messages, so that no pipe fills up and blocks its sender. Return the version of the newest order."""
-        with self._reading():
+        try:
             while self._end is None and self._orders.poll():
                 order = self._orders.recv()
                 if isinstance(order, StopWorkers):
@@ -212,6 +212,8 @@ class WorkerChannelEnd:
                 self._turn = max(self._turn, self._turns.recv())
             while self._places.poll():
                 self._place = max(self._place, self._places.recv())
+        except (EOFError, OSError):  # the other end is closed
+            raise Interrupted from None
         if self._end is not None or self._closing.poll() or is_orphan():
             raise Interrupted
         return self._newest.version
@@ -221,13 +223,6 @@ class WorkerChannelEnd:
         with contextlib.suppress(Interrupted):
             self._read_messages()
         return None if self._end is None else self._end.given
-
-    @contextlib.contextmanager
-    def _reading(self) -> Any:
-        try:
-            yield
-        except (EOFError, OSError):  # the other end is closed
-            raise Interrupted from None
 
     def end_with_the_loader(self, grace: float, leave: Callable[[], None]) -> None:
         """End this process `grace` seconds after the loader has ordered its end or was killed, if it is still running.

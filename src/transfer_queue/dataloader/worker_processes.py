@@ -348,16 +348,13 @@ def _pinned_tensor(tensor: Any) -> torch.Tensor:
     if not tensor.is_nested:
         return tensor.pin_memory()  # type: ignore[no-any-return]
     if tensor.layout == torch.jagged:
-        return _pinned_jagged(tensor)
+        lengths = tensor.lengths()
+        return torch.nested.nested_tensor_from_jagged(
+            tensor.values().pin_memory(), tensor.offsets().pin_memory(),
+            None if lengths is None else lengths.pin_memory(), jagged_dim=tensor._ragged_idx,
+            min_seqlen=tensor._maybe_min_seqlen, max_seqlen=tensor._maybe_max_seqlen,
+        )  # fmt: skip
     return torch._nested_view_from_buffer(
         tensor.values().pin_memory(), tensor._nested_tensor_size(), tensor._nested_tensor_strides(),
         tensor._nested_tensor_storage_offsets(),
-    )  # fmt: skip
-
-
-def _pinned_jagged(tensor: Any) -> torch.Tensor:
-    lengths = tensor.lengths()
-    return torch.nested.nested_tensor_from_jagged(
-        tensor.values().pin_memory(), tensor.offsets().pin_memory(), None if lengths is None else lengths.pin_memory(),
-        jagged_dim=tensor._ragged_idx, min_seqlen=tensor._maybe_min_seqlen, max_seqlen=tensor._maybe_max_seqlen,
     )  # fmt: skip

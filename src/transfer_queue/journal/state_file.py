@@ -81,7 +81,7 @@ def _write(file: BinaryIO, tree: Any) -> None:
             )
         arrays.append(np.ascontiguousarray(value))
         packed = _ARRAY.pack(value.dtype.str.encode(), len(value), end)
-        end += _aligned(value.nbytes)
+        end += value.nbytes + _gap(value.nbytes)
         return msgspec.msgpack.Ext(ARRAY_CODE, packed)
 
     head = msgspec.msgpack.Encoder(enc_hook=place).encode(tree)
@@ -103,10 +103,6 @@ def _parts(head: int, arrays: list[np.ndarray]) -> Iterator[memoryview | bytes]:
     for array in arrays:
         yield array.data.cast("B") if len(array) else b""
         yield bytes(_gap(array.nbytes))
-
-
-def _aligned(size: int) -> int:
-    return size + _gap(size)
 
 
 def _gap(size: int) -> int:

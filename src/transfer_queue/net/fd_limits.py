@@ -1,4 +1,4 @@
-"""Handles the open-file limit, and limits the rate of warnings in a server's log.
+"""Handles the open-file limit.
 
 Every connection needs a descriptor at both of its ends. A process that has none left reports what to do about it.
 """
@@ -6,16 +6,11 @@ Every connection needs a descriptor at both of its ends. A process that has none
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from transfer_queue.errors import StartError, advice_on_open_files, with_advice
-
-SPOKEN_SECONDS = 10.0
-SPOKEN_LINES = 20
-"""The number of lines that a `RateLimitedLog` writes in SPOKEN_SECONDS."""
 
 
 @contextlib.contextmanager
@@ -70,30 +65,3 @@ def _open() -> int | None:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-
-
-class RateLimitedLog:
-    """Writes warnings that peers can cause, at most SPOKEN_LINES in SPOKEN_SECONDS, and counts the others.
-
-    Without the limit, a peer that can connect could fill the disk with log lines.
-    """
-
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float]) -> None:
-        self._logger = logger
-        self._clock = clock
-        self._until = 0.0
-        self._lines = 0
-        self._silent = 0
-
-    def __call__(self, text: str, *args: object) -> None:
-        """Log a warning, or count it."""
-        now = self._clock()
-        if now >= self._until:
-            if self._silent:
-                self._logger.warning("%d more warnings of this kind were not logged", self._silent)
-            self._until, self._lines, self._silent = now + SPOKEN_SECONDS, 0, 0
-        self._lines += 1
-        if self._lines > SPOKEN_LINES:
-            self._silent += 1
-        else:
-            self._logger.warning(text, *args)

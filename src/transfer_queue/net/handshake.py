@@ -108,11 +108,8 @@ class ClientHandshake:
         _, version, verdict, length = _HEAD.unpack_from(self._received)
         if version != self._version:
             raise _wrong_version(self._version, version)
-        if verdict != _WELCOME:
-            return self._read_refusal(length)
-        return self._read_welcome()
-
-    def _read_refusal(self, length: int) -> bytes:
+        if verdict == _WELCOME:
+            return self._read_welcome()
         end = _HEAD.size + length
         if len(self._received) < end:
             return b""

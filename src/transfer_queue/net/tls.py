@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from transfer_queue.errors import AuthenticationError, InvalidArgumentError, ProtocolError, TransferQueueError
 from transfer_queue.net.handshake import MAGIC, ClientHandshake
@@ -20,31 +19,22 @@ from transfer_queue.net.handshake import MAGIC, ClientHandshake
 PIECE = 1 << 16  # bytes that one read decrypts
 
 
-class Contexts(NamedTuple):
-    """The contexts of the two sides of a connection: for `ServerLoop.listen` and for `Session`."""
+def make_context(files: Mapping[str, str], *, server: bool) -> ssl.SSLContext:
+    """Return the context of one side for PEM files by the names certificate, private_key and authority.
 
-    server: ssl.SSLContext
-    client: ssl.SSLContext
-
-
-def make_contexts(files: Mapping[str, str] | None) -> Contexts | None:
-    """Return the contexts for PEM files by the names certificate, private_key and authority; None without files.
+    Args:
+        files: The paths.
+        server: True for the side that listens (`ServerLoop.listen`), False for the one that connects (`Session`).
 
     Raises:
         InvalidArgumentError: A file is missing, cannot be read or is not valid, or the key is encrypted or does not
             belong to the certificate.
     """
-    if files is None:
-        return None
-    return Contexts(_context(ssl.PROTOCOL_TLS_SERVER, files), _context(ssl.PROTOCOL_TLS_CLIENT, files))
-
-
-def _context(protocol: ssl._SSLMethod, files: Mapping[str, str]) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # no process of this package resumes or renegotiates a session, so both are disabled
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
-    if protocol == ssl.PROTOCOL_TLS_SERVER:
+    if server:
         context.num_tickets = 0
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED

@@ -9,21 +9,10 @@ if TYPE_CHECKING:
     import ssl
 
 
-def client_context(files: Mapping[str, str] | None) -> ssl.SSLContext | None:
-    """Return the context for processes that connect, see `tls.make_contexts`; None without files."""
+def tls_context(files: Mapping[str, str] | None, *, server: bool) -> ssl.SSLContext | None:
+    """Return the context of one side, see `tls.make_context`; None without files."""
     if files is None:
         return None
-    from transfer_queue.net.tls import make_contexts
+    from transfer_queue.net.tls import make_context
 
-    made = make_contexts(files)
-    return None if made is None else made.client
-
-
-def server_context(files: Mapping[str, str] | None) -> ssl.SSLContext | None:
-    """Return the context for processes that listen, see `tls.make_contexts`; None without files."""
-    if files is None:
-        return None
-    from transfer_queue.net.tls import make_contexts
-
-    made = make_contexts(files)
-    return None if made is None else made.server
+    return make_context(files, server=server)

@@ -123,10 +123,11 @@ class Supervisor:
         try:
             self._bring_up()
             self._watch(lambda: False)
-        except _ShutdownReason as end:
-            logger.info("the supervisor of system %s stops it: %s", self._system.name, end)
-            crashed = end.crashed
-            self._fail(str(end))
+        except (_ShutdownReason, StartError) as end:
+            reason = f"{end} (StartError)" if isinstance(end, StartError) else str(end)
+            logger.info("the supervisor of system %s stops it: %s", self._system.name, reason)
+            crashed = isinstance(end, _ShutdownReason) and end.crashed
+            self._fail(reason)
         except BaseException:
             logger.exception("the supervisor of system %s failed and stops it", self._system.name)
             self._fail(traceback.format_exc())
@@ -144,22 +145,19 @@ class Supervisor:
         if not settings.has_arenas:
             count = 0
         self._folders = DataFolders(system, settings, start.key, count, seat)
-        try:
-            if not self._controller:
-                self._bring_up_controller()
-            for backend in settings.stores:
-                self._bring_store(backend)
-            stores = [] if seat.controller else settings.stores  # a unit on the first node knows the contents of each
-            arenas = self._folders.arenas() if count or stores else Path()
-            places = [(arenas, MEMORY, SIMPLE)] * count
-            seconds = max(0.0, self._deadline - time.monotonic())
-            places += [(folder, DISK, SIMPLE) for folder in self._folders.offloads(seconds)] if count else []
-            mirror = self._folders.mirror()
-            places += [] if mirror is None else [(mirror, MIRROR, SIMPLE)]
-            retired = self._folders.retired()
-            places += [(arena, MIRROR, SIMPLE) for arena in retired]
-        except StartError as error:
-            raise _ShutdownReason(f"{error} (StartError)") from error
+        if not self._controller:
+            self._bring_up_controller()
+        for backend in settings.stores:
+            self._bring_store(backend)
+        stores = [] if seat.controller else settings.stores  # a unit on the first node knows the contents of each
+        arenas = self._folders.arenas() if count or stores else Path()
+        places = [(arenas, MEMORY, SIMPLE)] * count
+        seconds = max(0.0, self._deadline - time.monotonic())
+        places += [(folder, DISK, SIMPLE) for folder in self._folders.offloads(seconds)] if count else []
+        mirror = self._folders.mirror()
+        places += [] if mirror is None else [(mirror, MIRROR, SIMPLE)]
+        retired = self._folders.retired()
+        places += [(arena, MIRROR, SIMPLE) for arena in retired]
         places += [(arenas, MEMORY, backend) for backend in stores]
         for number, (folder, tier, backend) in enumerate(places):
             listeners, remote = self._listen_twice(str(system.unit(number)))
@@ -173,19 +171,20 @@ class Supervisor:
         if settings.live_enabled and not seat.controller:
             self._bring_page()
         self._is_up = True
-        try:
-            self._folders.begin()
-        except StartError as error:
-            raise _ShutdownReason(f"{error} (StartError)") from error
+        self._folders.begin()
         system.describe(self._description())
         launcher_protocol.send(self._channel, launcher_protocol.StartReply(self._folders.warnings), RECEIVE_SECONDS)
         self._channel.close()
         logger.info("system %s is up: controller at %s and %d units", system.name, self._controller, len(places))
 
     def _bring_up_controller(self) -> None:
-        start, system = self._start, self._system
+        start, system, settings = self._start, self._system, self._settings
         listeners, self._remote = self._listen_twice(str(system.controller))
-        sockets = Sockets(listeners, self._listen_for_metrics())
+        metrics = None
+        if settings.metrics_enabled:
+            keys = "metrics.port, metrics.host"
+            metrics = self._listen_for("metrics", settings.metrics_host, settings.metrics_port, keys)
+        sockets = Sockets(listeners, metrics)
         journal = self._folders.open_journal()
         term = self._folders.term
         build = partial(build_controller, system, start.config, start.key, start.samplers, sockets, journal, term)
@@ -203,9 +202,8 @@ class Supervisor:
         try:
             listeners.append(self._listen((host, 0)))
         except OSError as error:
-            raise _ShutdownReason(
-                f"the servers cannot listen for other nodes on {host}: {error}; choose an address of this machine "
-                f"(StartError)"
+            raise StartError(
+                f"the servers cannot listen for other nodes on {host}: {error}; choose an address of this machine"
             ) from error
         return listeners, f"{host}:{listeners[-1].getsockname()[1]}"
 
@@ -228,36 +226,34 @@ class Supervisor:
         """
         settings, missing = self._settings, [name for name in PAGE_NEEDS if importlib.util.find_spec(name) is None]
         if missing:
-            raise _ShutdownReason(
-                f"live.enabled is set, but {' and '.join(missing)} cannot be imported: install transfer_queue[live] "
-                f"(StartError)"
+            raise StartError(
+                f"live.enabled is set, but {' and '.join(missing)} cannot be imported: install transfer_queue[live]"
             )
         self._check_tokenizer()
-        try:
-            listener = self._listen((settings.live_host, settings.live_port))
-        except OSError as error:
-            raise _ShutdownReason(
-                f"the page cannot be served on port {settings.live_port} of {settings.live_host} (live.port, "
-                f"live.host): {error}; choose another port or address (StartError)"
-            ) from error
-        child = self._child("live", partial(_build_page, self._system, settings, secrets.token_urlsafe(32), listener))
+        listener = self._listen_for("the page", settings.live_host, settings.live_port, "live.port, live.host")
+        token = secrets.token_urlsafe(32)
+
+        def build() -> Serves:
+            server: Serves = importlib.import_module(PAGE).build_page(self._system, settings, token, listener)
+            return server
+
+        child = self._child("live", build)
         child.is_essential = False
         self._start_child(child)
 
     def _check_tokenizer(self) -> None:
-        """Raise _ShutdownReason if there is no tokenizer where `live.tokenizer` says."""
+        """Raise StartError if there is no tokenizer where `live.tokenizer` says."""
         name = self._settings.live_tokenizer
         if name is None:
             return
         if importlib.util.find_spec("tokenizers") is None:
-            raise _ShutdownReason(
-                "live.tokenizer is set, but tokenizers cannot be imported: install transfer_queue[tokenizer] "
-                "(StartError)"
+            raise StartError(
+                "live.tokenizer is set, but tokenizers cannot be imported: install transfer_queue[tokenizer]"
             )
         try:
             find_tokenizer(name)
         except InvalidArgumentError as error:
-            raise _ShutdownReason(f"live.tokenizer: {error} (StartError)") from error
+            raise StartError(f"live.tokenizer: {error}") from error
 
     def _listen(self, address: str | tuple[str, int]) -> socket.socket:
         """Return a socket for a server. The supervisor owns it: clients wait in its queue while the server restarts."""
@@ -265,16 +261,13 @@ class Supervisor:
         self._listeners.append(listener)
         return listener
 
-    def _listen_for_metrics(self) -> socket.socket | None:
-        host, port = self._settings.metrics_host, self._settings.metrics_port
-        if not self._settings.metrics_enabled:
-            return None
+    def _listen_for(self, what: str, host: str, port: int, keys: str) -> socket.socket:
+        """Return a socket for what users look at. Raises StartError, which names the keys of port and host."""
         try:
             return self._listen((host, port))
         except OSError as error:
-            raise _ShutdownReason(
-                f"metrics cannot be served on port {port} of {host} (metrics.port, metrics.host): {error}; choose "
-                f"another port or address (StartError)"
+            raise StartError(
+                f"{what} cannot be served on port {port} of {host} ({keys}): {error}; choose another port or address"
             ) from error
 
     def _description(self) -> Description:
@@ -519,11 +512,6 @@ class Supervisor:
             if poll.poll(left * 1000):
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-
-
-def _build_page(system: SystemFolder, settings: Settings, token: str, listener: socket.socket) -> Serves:
-    server: Serves = importlib.import_module(PAGE).build_page(system, settings, token, listener)
-    return server
 
 
 def _describe_exit(code: int) -> str:

@@ -24,7 +24,7 @@ from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.queries import Backlog
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Operation
-from transfer_queue.queues.handle import QueueHandle, empty_error, full_error
+from transfer_queue.queues.handle import QueueHandle, check_positive, empty_error, full_error
 from transfer_queue.queues.leased_item import LeasedItem
 from transfer_queue.wire.blocks.gather import UnreadableObject
 
@@ -367,7 +367,7 @@ class Queue(QueueHandle):
             >>> queue.get_many(8)
             ['a', 'b']
         """
-        _check_number(max_items, "max_items")
+        check_positive(max_items, "max_items")
         client = self._open_client()
         return client._run(self._taking(client, max_items, 1, _wait_of(block, timeout), lease))
 
@@ -396,7 +396,7 @@ class Queue(QueueHandle):
             >>> asyncio.run(queue.get_many_async(8))
             ['a', 'b']
         """
-        _check_number(max_items, "max_items")
+        check_positive(max_items, "max_items")
         client = self._open_client()
         return await client._run_async(self._taking(client, max_items, 1, _wait_of(block, timeout), lease))
 
@@ -732,8 +732,3 @@ def _wait_of(block: bool, timeout: float | None) -> float | None:
     if seconds is None or seconds < 0:
         raise InvalidArgumentError(f"'timeout' must be a non-negative number of seconds, got {timeout!r}")
     return seconds
-
-
-def _check_number(value: int, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{what} must be a positive integer, got {value!r}")

@@ -152,10 +152,10 @@ class QueueHandle:
 
     def __init__(self, name: str | None, maxsize: int, prefetch: int) -> None:
         self.name = f"queue-{uuid.uuid4().hex[:12]}" if name is None else name
-        self.maxsize = max(0, _validated_int(maxsize, "maxsize"))
-        self.prefetch = _validated_int(prefetch, "prefetch")
-        if self.prefetch < 1:
-            raise InvalidArgumentError(f"prefetch must be a positive integer, got {prefetch}")
+        if isinstance(maxsize, bool) or not isinstance(maxsize, int):
+            raise InvalidArgumentError(f"maxsize must be an integer, got {maxsize!r}")
+        check_positive(prefetch, "prefetch")
+        self.maxsize, self.prefetch = max(0, maxsize), prefetch
         self._begin(None)
         self._config = {"system": {"folder": init().system.folder}}
         client = self._client()
@@ -189,10 +189,10 @@ class QueueHandle:
         return f"{type(self).__name__}({self.name!r}, maxsize={self.maxsize})"
 
 
-def _validated_int(value: int, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgumentError(f"{what} must be an integer, got {value!r}")
-    return value
+def check_positive(value: int, what: str) -> None:
+    """Raise InvalidArgumentError unless this is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{what} must be a positive integer, got {value!r}")
 
 
 def _after_fork() -> None:

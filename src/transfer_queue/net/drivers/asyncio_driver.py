@@ -36,7 +36,7 @@ from transfer_queue.net.drivers.admission import Admission
 from transfer_queue.net.drivers.async_joins import CANCEL_SECONDS, AsyncJoins, outlast
 from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
 from transfer_queue.net.drivers.blocking_driver import write_notice as write_notice_blocking
-from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
+from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.session import CLOCK_SLACK, RetryPolicy, Session, Target, raise_failure
 
@@ -619,10 +619,9 @@ class _LoopLinks:
         pool = self._session.transport(Pool)
         connection = pool.take(target)
         if connection is None:
-            address = self._session.resolve(target)
-            connection = pool.new_connection(address)
+            connection = pool.new_connection(self._session.resolve(target))
             try:
-                await asyncio.wait_for(self._authenticate(connection, address), HANDSHAKE_SECONDS)
+                await asyncio.wait_for(self._authenticate(connection), HANDSHAKE_SECONDS)
             except asyncio.TimeoutError as error:
                 pool.discard(connection)
                 raise TimeoutError(f"no reply to the handshake within {HANDSHAKE_SECONDS:g} s") from error
@@ -633,7 +632,7 @@ class _LoopLinks:
         self.links[target] = link
         return link
 
-    async def _authenticate(self, connection: Connection, address: Address) -> None:
+    async def _authenticate(self, connection: Connection) -> None:
         loop, sock, session = self.loop, connection.sock, self._session
 
         async def send(data: bytes) -> None:
@@ -648,12 +647,12 @@ class _LoopLinks:
             await send(answer)
             return said
 
-        if isinstance(address, str):
-            while not connection.try_connect(address):
+        if isinstance(connection.address, str):
+            while not connection.try_connect():
                 await asyncio.sleep(BUSY_SECONDS)
         else:
-            await loop.sock_connect(sock, address)
-        await send(connection.start_tls(address, session.tls))
+            await loop.sock_connect(sock, connection.address)
+        await send(connection.start_tls(session.tls))
         while connection.tls is not None and not connection.tls.done:
             await receive()  # returns no bytes before the client has sent its hello
         handshake = ClientHandshake(session.role, session.client_id, session.key)
@@ -701,7 +700,7 @@ class _Links:
             links = self._loops.pop(loop, None)
             if links is None:
                 continue
-            if loop.is_running() and _running_loop() is not loop:
+            if loop.is_running() and asyncio._get_running_loop() is not loop:
                 try:
                     loop.call_soon_threadsafe(links.end)
                     continue
@@ -715,10 +714,3 @@ class _Links:
         The loops are not changed, because they share their epoll descriptors with the parent.
         """
         self._loops.clear()
-
-
-def _running_loop() -> Any:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

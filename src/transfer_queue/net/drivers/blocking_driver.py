@@ -321,7 +321,7 @@ class _Try:
             raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
         self._pool.give_back(self._call.target, self.connection)
         self.connection = None
-        self._call.outcome = _reply_or_error(answer.body)
+        self._call.outcome = raise_failure(answer.body)
 
     def _discard(self) -> None:
         if self.connection is not None:
@@ -332,13 +332,6 @@ class _Try:
         """Stop waiting for the reply. If it has not arrived, its connection is closed."""
         self._discard()
         self._session.finish(self._call.sequence)
-
-
-def _reply_or_error(reply: AnyReply) -> AnyReply | TransferQueueError:
-    try:
-        return raise_failure(reply)
-    except TransferQueueError as error:
-        return error
 
 
 def retry_until_reply(

@@ -110,27 +110,21 @@ class Connection:
         with contextlib.suppress(OSError):  # the socket is not connected any more
             self.sock.shutdown(socket.SHUT_RDWR)
 
-    def connect(
-        self,
-        address: Address,
-        role: str,
-        client_id: str,
-        key: bytes,
-        deadline: float,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """Connect and authenticate, within HANDSHAKE_SECONDS and before the deadline."""
+    def connect(self, session: Session, deadline: float) -> None:
+        """Connect and authenticate as this session, within HANDSHAKE_SECONDS and before the deadline."""
         deadline = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
-        while not self.try_connect(address):
-            if isinstance(address, str):
-                _wait_a_moment(deadline)
-            else:
+        while not self.try_connect():
+            if not isinstance(self.address, str):
                 self._wait(select.POLLOUT, deadline)
-        if (hello := self.start_tls(address, tls)) and self.tls is not None:
+            elif time.monotonic() > deadline:
+                raise TimeoutError("the server did not accept the connection before the deadline")
+            else:
+                time.sleep(BUSY_SECONDS)
+        if (hello := self.start_tls(session.tls)) and self.tls is not None:
             self._push(hello, deadline)
             while not self.tls.done:
                 self._receive(deadline)  # returns no bytes before the client has sent its hello
-        handshake = ClientHandshake(role, client_id, key)
+        handshake = ClientHandshake(session.role, session.client_id, session.key)
         with contextlib.suppress(ConnectionError):  # the server may have sent the reason of a refusal and closed
             self._send(handshake.start(), deadline)
         while not handshake.done:
@@ -139,21 +133,21 @@ class Connection:
                 self._send(proof, deadline)
         self.reader.feed(handshake.leftover)
 
-    def try_connect(self, address: Address) -> bool:
+    def try_connect(self) -> bool:
         """Make one step of connecting and return whether the socket is connected.
 
         If it is not, call again: after a short pause (UNIX), or when the socket is writable (TCP).
         """
-        code = self.sock.connect_ex(address)
+        code = self.sock.connect_ex(self.address)
         if code in (0, errno.EISCONN):
             return True
         if code in (errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN):
             return False
-        raise OSError(code, os.strerror(code), str(address))
+        raise OSError(code, os.strerror(code), str(self.address))
 
-    def start_tls(self, address: Address, tls: ssl.SSLContext | None) -> bytes:
+    def start_tls(self, tls: ssl.SSLContext | None) -> bytes:
         """Start TLS and return the bytes to send first. Over a UNIX socket: use no TLS and return no bytes."""
-        if tls is None or isinstance(address, str):
+        if tls is None or isinstance(self.address, str):
             return b""
         from transfer_queue.net.tls import Tls  # ssl is slow to import, and most systems do not use it
 
@@ -278,12 +272,6 @@ class Connection:
         raise TimeoutError("no reply before the deadline")
 
 
-def _wait_a_moment(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise TimeoutError("the server did not accept the connection before the deadline")
-    time.sleep(BUSY_SECONDS)
-
-
 class Pool:
     """The connections of one session: the idle ones by target, and all that are open.
 
@@ -318,10 +306,9 @@ class Pool:
 
     def connect(self, session: Session, target: Target, deadline: float) -> Connection:
         """Return a new connection to the target, for the caller's use alone. Blocks until it is authenticated."""
-        address = session.resolve(target)
-        connection = self.new_connection(address)
+        connection = self.new_connection(session.resolve(target))
         try:
-            connection.connect(address, session.role, session.client_id, session.key, deadline, session.tls)
+            connection.connect(session, deadline)
         except BaseException:
             self.discard(connection)
             raise

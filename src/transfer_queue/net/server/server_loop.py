@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.metrics.timing import Longest
-from transfer_queue.net.fd_limits import RateLimitedLog
 from transfer_queue.net.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake
 from transfer_queue.net.server.server_connection import (
@@ -142,7 +141,6 @@ class ServerLoop:
         self._dirty: list[ServerConnection] = []  # connections with output queued since the last flush
         self._unserved: deque[ServerConnection] = deque()  # connections with something to serve or to read, in order
         self._unfinished = 0  # bytes of unfinished frames
-        self._warn = RateLimitedLog(logger, clock)
         self._shaking: deque[tuple[float, ServerConnection]] = deque()  # handshakes by deadline; done ones are skipped
         self._next_peer = 1
         self._tick_again = 0.0  # after a failed tick: the time of the next one
@@ -455,9 +453,8 @@ class ServerLoop:
             self._shake(peer, peer.handshake, data)
 
     def _unseal(self, peer: ServerConnection, tls: Tls, data: bytes) -> None:
-        if tls.begins_without_tls(
-            data
-        ):  # a process of this package without TLS, which understands the reason of a refusal
+        if tls.begins_without_tls(data):
+            # a process of this package without TLS, which understands the reason of a refusal
             peer.tls, peer.handshake = None, ServerHandshake(self._key, NEEDS_TLS)
             self._handle_input(peer, data)
             return
@@ -491,7 +488,7 @@ class ServerLoop:
 
     def _turn_away(self, peer: ServerConnection, error: TransferQueueError) -> None:
         self.counters["refused" if isinstance(error, AttachError) else "rejected"] += 1
-        self._warn("a connection was refused: %s", error)
+        logger.warning("a connection was refused: %s", error)
         peer.ending = True
         if peer.out_bytes:
             self._dirty.append(peer)
@@ -518,7 +515,7 @@ class ServerLoop:
     def _drop_largest_input(self) -> None:
         largest = max(self._peers.values(), key=lambda peer: peer.held)
         self.counters["crowded"] += 1
-        self._warn(
+        logger.warning(
             "connection %d is dropped: all unfinished messages have %d bytes together, more than the limit of %d, and "
             "that of this connection is the largest with %d bytes",
             largest.number, self._unfinished, self._max_input, largest.held,
@@ -553,7 +550,7 @@ class ServerLoop:
 
     def _break(self, peer: ServerConnection, error: TransferQueueError) -> None:
         self.counters["broken"] += 1
-        self._warn("connection %d is dropped: %s", peer.number, error)
+        logger.warning("connection %d is dropped: %s", peer.number, error)
         self._drop(peer)
 
     # ------------------------------------------------------------ output
@@ -582,7 +579,7 @@ class ServerLoop:
         """Drop a peer that does not read its replies: send it nothing more, and end it with the next flush."""
         if not peer.ending:
             self.counters["slow"] += 1
-            self._warn("connection %d left %d bytes unread and is dropped", peer.number, peer.out_bytes)
+            logger.warning("connection %d left %d bytes unread and is dropped", peer.number, peer.out_bytes)
             peer.ending = True
             peer.discard_buffers()
             self._dirty.append(peer)
@@ -592,7 +589,7 @@ class ServerLoop:
         while self._unread.is_too_much:
             slowest = self._unread.slowest()
             self.counters["slow"] += 1
-            self._warn(
+            logger.warning(
                 "connection %d is dropped: all unread replies have %d bytes together, more than the limit of %d, and "
                 "this connection has read nothing for the longest time, with %d bytes unread",
                 slowest.number, self._unread.total, self._unread.limit, slowest.out_bytes,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from transfer_queue.errors import advice_on_open_files
-from transfer_queue.net.fd_limits import RateLimitedLog, ReservedDescriptor
+from transfer_queue.net.fd_limits import ReservedDescriptor
 from transfer_queue.net.handshake import refusal_message
 from transfer_queue.utils.host_addresses import resolve
 
@@ -28,31 +28,22 @@ _KEEPALIVE = (
 )  # fmt: skip
 
 
-class BoundPath:
-    """A path that this process bound.
-
-    Another process may have bound the path since, so `unlink` compares the file. While the bound socket is open, no
-    other file can have its inode number.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._made = os.lstat(path)
-
-    def unlink(self) -> None:
-        """Remove the path if it still is the path of this socket."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(self._made, os.lstat(self._path)):
-                os.unlink(self._path)
-
-
 class Listener(NamedTuple):
     """A socket on which a server listens."""
 
-    made: BoundPath | None
-    """The path of the socket; None if this server did not make it."""
     tls: ssl.SSLContext | None
     """The TLS context; None without TLS."""
+    made: tuple[str, os.stat_result] | None = None
+    """The path of the socket, and its file when it was bound; None if this server did not make it."""
+
+    def unlink(self) -> None:
+        """Remove the path if it still is the path of this socket.
+
+        Another process may have bound it since. While the socket is open, no other file can have its inode number.
+        """
+        with contextlib.suppress(OSError):
+            if self.made is not None and os.path.samestat(self.made[1], os.lstat(self.made[0])):
+                os.unlink(self.made[0])
 
 
 def set_tcp_options(sock: socket.socket) -> None:
@@ -206,14 +197,13 @@ class Acceptor:
         self._counters = counters
         self._listeners: dict[socket.socket, Listener] = {}
         self._spared = ReservedDescriptor()
-        self._warn = RateLimitedLog(logger, clock)
 
     def listen(self, address: Union[str, tuple[str, int]], tls: ssl.SSLContext | None) -> Union[str, tuple[str, int]]:
         """Listen on an address and return the address as bound. See `ServerLoop.listen`."""
         sock = bind_socket(address)
         self.inherit(sock, tls)
         if isinstance(address, str):
-            self._listeners[sock] = Listener(BoundPath(address), None)
+            self._listeners[sock] = Listener(None, (address, os.lstat(address)))
             return address
         bound = sock.getsockname()
         return str(bound[0]), int(bound[1])
@@ -221,7 +211,7 @@ class Acceptor:
     def inherit(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Listen on a socket of `bind_socket`. The process that made the socket removes its path."""
         sock.setblocking(False)
-        self._listeners[sock] = Listener(None, None if sock.family == socket.AF_UNIX else tls)
+        self._listeners[sock] = Listener(None if sock.family == socket.AF_UNIX else tls)
         self._poller.register(sock, READ, self.accept)
 
     def accept(self, _: int) -> None:
@@ -250,13 +240,13 @@ class Acceptor:
         if words is None or not self._spared.refuse_connection(listener, refusal_message(words)):
             return False
         self._counters["accept_errors"] += 1
-        self._warn("a connection was refused: %s; %d are open", words, self._count())
+        logger.warning("a connection was refused: %s; %d are open", words, self._count())
         return True
 
     def _pause(self, error: OSError) -> None:
         # The connection stays in the queue, so that the listener would stay readable.
         self._counters["accept_errors"] += 1
-        self._warn("cannot accept connections: %s; %d are open", error, self._count())
+        logger.warning("cannot accept connections: %s; %d are open", error, self._count())
         self.paused_until = self._clock() + ACCEPT_PAUSE
         for sock in self._listeners:
             self._poller.unregister(sock)
@@ -276,8 +266,7 @@ class Acceptor:
     def close(self) -> None:
         """Close all listening sockets and remove the paths that `listen` made."""
         for sock, listener in self._listeners.items():
-            if listener.made is not None:
-                listener.made.unlink()
+            listener.unlink()
             sock.close()
         self._listeners.clear()
         self._spared.close()

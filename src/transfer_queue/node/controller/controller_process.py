@@ -30,7 +30,7 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.journal.state_file import LoadedStates
 from transfer_queue.journal.terms import Term
 from transfer_queue.net.server.server_loop import ServerLoop
-from transfer_queue.net.tls_contexts import server_context
+from transfer_queue.net.tls_contexts import tls_context
 from transfer_queue.node.controller.controller_service import ControllerService, core_config, core_sampler
 from transfer_queue.node.controller.journal_service import Journaling, JournalSync
 from transfer_queue.node.controller.metrics_collector import Collector
@@ -123,11 +123,12 @@ def build_controller(
     service.end, service.serves_one = server.stop, server.serves_one
     service.use_hosts(hosts, server)
     controller.context.measures.server_counters = server.counters
-    secret = server_context(settings.tls)
+    secret = tls_context(settings.tls, server=True)
     for listener in sockets.controller:
         server.inherit(listener, secret)
     meter = ProcessMetrics(server, service.load)
-    collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
+    measures = (lambda: None) if journaling is None else journaling.measures
+    collector = Collector(controller, server.call_soon, service.demand, meter, measures)
     service.on_measured, service.measure_servers = collector.units.take_answer, collector.measure_servers
     service.show_views = collector.show_views
     if sockets.metrics is not None:

@@ -43,7 +43,6 @@ from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.reports.overview import MeasureServers, ServersReply, ShowViews, ViewsReply
 from transfer_queue.messages.system import UseSampler
-from transfer_queue.metrics.samples import JournalMeasures
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.node.controller.journal_service import Journaling
@@ -223,10 +222,6 @@ class ControllerService(EnvelopeService):
         )
         self.end()
         return False
-
-    def journal_measures(self) -> JournalMeasures | None:
-        """Return the measures of the journal; None if there is no journal."""
-        return None if self._journaling is None else self._journaling.measures()
 
     def on_connect(self, peer: int, hello: Hello) -> None:
         """See `net.server.server_connection.Service.on_connect`."""

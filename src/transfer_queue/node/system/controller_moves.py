@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Generator
-from typing import Union
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.descriptors import UnitInfo
@@ -22,7 +21,7 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
-from transfer_queue.net.drivers.connection import Pool
+from transfer_queue.net.drivers.connection import Address, Pool
 from transfer_queue.net.session import Session
 from transfer_queue.system_folder.paths import SystemFolder, host_and_port
 
@@ -30,7 +29,6 @@ LOOK_SECONDS = 0.25  # between two looks at the place of the controller
 HELLO_SECONDS = 10.0  # for which a client waits for the new controller to answer a look at its units
 LOST_SECONDS = 60.0  # after a takeover, in which the new controller may learn that units are lost
 
-Address = Union[str, tuple[str, int]]
 OnLook = Callable[[Collection[Address], bool], bool]
 """Called with the former addresses, and whether one was added. Returns whether to look again."""
 

@@ -26,7 +26,7 @@ import msgspec
 from transfer_queue.config import environment as environment_of
 from transfer_queue.errors import AttachError, StartError, TransferQueueError, WaitTimeoutError, with_advice
 from transfer_queue.net.session import Session, Target
-from transfer_queue.net.tls_contexts import client_context
+from transfer_queue.net.tls_contexts import tls_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
 from transfer_queue.node.system.controller_moves import move_session
 from transfer_queue.node.system.durable_folder import DurableFolder
@@ -104,7 +104,7 @@ class RunningSystem:
 
         Raises InvalidArgumentError if its files cannot be read.
         """
-        return client_context(self.description.tls)
+        return tls_context(self.description.tls, server=False)
 
     @property
     def stores(self) -> dict[str, StoreAddress]:
@@ -332,7 +332,9 @@ def find(system: str | None = None) -> RunningSystem | None:
     A `system` of None means TQ_ADDRESS, else TQ_SYSTEM, else the user's default. Raises AttachError if the folder or
     the key belongs to another user.
     """
-    return _find(_folder_of(system))
+    if system is None:
+        system = environment_of.address() or environment_of.system_name() or DEFAULT_NAME
+    return _find(SystemFolder(Path(system)) if os.path.isabs(system) else SystemFolder.named(system))
 
 
 def find_successor(system: str | None, old: RunningSystem | None) -> RunningSystem | None:
@@ -345,14 +347,6 @@ def find_successor(system: str | None, old: RunningSystem | None) -> RunningSyst
         return later
     new, was = later.description, old.description  # a start that continues a durable system has the same key
     return later if (later.key, new.pid, new.started) != (old.key, was.pid, was.started) else None
-
-
-def _folder_of(system: str | None) -> SystemFolder:
-    if system is None:
-        system = environment_of.address() or environment_of.system_name() or DEFAULT_NAME
-    if os.path.isabs(system):
-        return SystemFolder(Path(system))
-    return SystemFolder.named(system)
 
 
 def _find(system: SystemFolder) -> RunningSystem | None:

@@ -26,7 +26,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.reports.store_reports import AwaitFirstStoreServer, ReportStoreServer
 from transfer_queue.net.drivers.connection import Address, Connection
 from transfer_queue.net.session import Session, raise_failure
-from transfer_queue.net.tls_contexts import client_context
+from transfer_queue.net.tls_contexts import tls_context
 from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.private_files import replace_private
 from transfer_queue.storage.stores.base import StoreAddress
@@ -72,8 +72,7 @@ class _ControllerLine:
             TransferQueueError: The controller refused the connection or the request.
         """
         session = self._session
-        limit = min(deadline, time.monotonic() + CALL_SECONDS)
-        connection.connect(self._controller, session.role, session.client_id, session.key, limit, session.tls)
+        connection.connect(session, min(deadline, time.monotonic() + CALL_SECONDS))
         sequence, frame = session.begin_request(request)
         try:
             reply = raise_failure(session.decode_reply(connection.exchange(frame, deadline)).body)
@@ -213,7 +212,7 @@ def build_store_server(
     from transfer_queue.storage.stores.store_server import StoreServerRole, start_store_server
 
     address = controller if controller.startswith("/") else host_and_port(controller)
-    tls, join = client_context(settings.tls), seat.stores.get(backend, "")
+    tls, join = tls_context(settings.tls, server=False), seat.stores.get(backend, "")
     first = ControllerFirstServer(address, key, tls, backend) if join else None
     place = StoreServerRole(seat.host, join, first)
     keeper = start_store_server(backend, settings.store_options[backend], system.logs, seconds, place)

@@ -28,7 +28,7 @@ from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.net.session import Session, raise_failure
-from transfer_queue.net.tls_contexts import client_context, server_context
+from transfer_queue.net.tls_contexts import tls_context
 from transfer_queue.node.hosting.service_base import BackgroundThread, ProcessMetrics
 from transfer_queue.node.system.controller_moves import controller_address, watch_controller
 from transfer_queue.node.system.store_process import read_status, store_lifetime
@@ -94,7 +94,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     settings = Settings.from_json(msgspec.json.decode(config)["settings"])
     pool, slots, share, store = _open_pool(system, number, place, settings, lambda run, then: begin_beside(run, then))
     name = place.name(number)
-    tls = client_context(settings.tls)
+    tls = tls_context(settings.tls, server=False)
     session = Session(
         f"unit-{number}-{uuid.uuid4().hex}", key, lambda target: controller_address(system, place.controller),
         role="unit", tls=tls,
@@ -161,7 +161,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     service = UnitService(unit, session, registration, lost, end=lambda: server.stop(), fetch=fetch)
     server = ServerLoop(service, key, max_payload=MAX_WRITTEN, idle=service.work_ahead, longest=service.load.longest)
     service.meter = ProcessMetrics(server, service.load)
-    secret = server_context(settings.tls)
+    secret = tls_context(settings.tls, server=True)
     for listener in place.listeners:
         server.inherit(listener, secret)
 
@@ -219,11 +219,9 @@ def _open_pool(
 
 
 def _connect_to_controller(session: Session, seconds: float = CALL_SECONDS) -> Connection:
-    address = session.resolve(("controller", 0))
-    connection = Connection(address)
+    connection = Connection(session.resolve(("controller", 0)))
     try:
-        deadline = time.monotonic() + seconds
-        connection.connect(address, session.role, session.client_id, session.key, deadline, session.tls)
+        connection.connect(session, time.monotonic() + seconds)
     except BaseException:
         connection.close()
         raise

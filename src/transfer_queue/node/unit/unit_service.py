@@ -201,7 +201,7 @@ class UnitService(EnvelopeService):
                 return self._move(request)
             except Exception as error:
                 self._unit.forget_move()
-                return self.carry_out([self._unit.failed_move_report(request.number, error)])
+                return self.carry_out([self._unit.failed_move_report(request.number, repr(error))])
         if isinstance(request, unit_reports.Measure):
             return list(self._send_measures(request.number, now))
         if isinstance(request, unit_reports.RemoveArena) and isinstance(self._unit.pool, RetiredPool):
@@ -223,12 +223,6 @@ class UnitService(EnvelopeService):
         report = unit_reports.Measured(number, unit.number, self.meter.measures(self._waits.timings()), storage)
         yield from self._outgoing([Report(report)])
 
-    def _note_answered(self, answer: SendReply) -> None:
-        """Note that a request is answered, and how long it waited if it asked for an extent."""
-        since = self._waiting.pop((answer.peer, answer.sequence), None)
-        if since is not None:
-            self._waits.record("Lease", "", time.monotonic() - since)
-
     def work_ahead(self) -> bool:
         """See `StorageUnit.work_ahead`. Each step counts as an event of the loop."""
         began = time.monotonic()
@@ -244,7 +238,9 @@ class UnitService(EnvelopeService):
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:
         for effect in effects:
             if isinstance(effect, SendReply):
-                self._note_answered(effect)
+                since = self._waiting.pop((effect.peer, effect.sequence), None)
+                if since is not None:  # it has asked for an extent
+                    self._waits.record("Lease", "", time.monotonic() - since)
                 yield self.answer(effect.peer, effect.sequence, effect.reply, effect.payload)
             elif isinstance(effect, Fetch):
                 self._fetch(effect, partial(self._end_fetch, effect.number))
@@ -340,10 +336,10 @@ def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) ->
 def _fetch_from_unit(
     unit: int, address: tuple[str, int], key: bytes, tls: ssl.SSLContext | None, order: Fetch, wanted: list[int]
 ) -> list[int]:
-    session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
+    session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit", tls=tls)
     connection = Connection(address)
     try:
-        connection.connect(address, session.role, session.client_id, key, time.monotonic() + CALL_SECONDS, tls)
+        connection.connect(session, time.monotonic() + CALL_SECONDS)
         return [at for at in wanted if _receive(session, connection, order.wanted[at], order.into[at])]
     finally:
         connection.close()

@@ -291,13 +291,7 @@ class ObjectPool(ExtentPool):
         def removed(outcome: object) -> list[Effect]:
             self._is_busy = False
             if isinstance(outcome, Exception):
-                logger.warning(
-                    "storage unit in %s: the store cannot remove %d blocks, and is asked again in %g s: %s",
-                    self.folder,
-                    len(keys),
-                    RETRY_SECONDS,
-                    outcome,
-                )
+                self._warn(f"cannot remove {len(keys)} blocks, and is asked again in {RETRY_SECONDS:g} s", outcome)
                 self._retry = self._clock() + RETRY_SECONDS
                 return []
             self._retry = None
@@ -335,12 +329,7 @@ class ObjectPool(ExtentPool):
 
         def looked(outcome: Any) -> list[Effect]:
             if isinstance(outcome, Exception):
-                logger.warning(
-                    "storage unit in %s: the store cannot say which blocks it has, and is asked again in %g s: %s",
-                    self.folder,
-                    RETRY_SECONDS,
-                    outcome,
-                )
+                self._warn(f"cannot say which blocks it has, and is asked again in {RETRY_SECONDS:g} s", outcome)
                 self._unsure.update(dict.fromkeys(numbers))
                 self._ask = self._clock() + RETRY_SECONDS
                 return then([], "", str(outcome))
@@ -369,17 +358,16 @@ class ObjectPool(ExtentPool):
             self._rewriting.difference_update(wanted)
             self._rewritten.update(dict.fromkeys(wanted, self._clock()))
             if isinstance(outcome, Exception):
-                logger.warning(
-                    "storage unit in %s: the store cannot write %d blocks again that a reader misses: %s",
-                    self.folder,
-                    len(wanted),
-                    outcome,
-                )
+                self._warn(f"cannot write {len(wanted)} blocks again that a reader misses", outcome)
             self._remove()
             return then()
 
         self._begin(lambda: self._store.rewrite(keys), rewritten)
         return []
+
+    def _warn(self, failure: str, error: Exception) -> None:
+        """Log what the store cannot do."""
+        logger.warning("storage unit in %s: the store %s: %s", self.folder, failure, error)
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
         """Refuse: readers read from the store."""

@@ -127,9 +127,6 @@ class RemoteBlockCache:
                     del group.places[key], self._of[key]
             if not group.places:
                 self._release([extent])
-        return self._answer_readers(extent)
-
-    def _answer_readers(self, extent: int) -> list[Effect]:
         effects: list[Effect] = []
         for waiting in list(self._waiting):
             waiting.groups.discard(extent)

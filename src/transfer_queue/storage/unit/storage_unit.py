@@ -79,6 +79,11 @@ RECENT_ANSWERS = 64
 """Answers of one slot that are kept although the writer has acknowledged them: it may still cancel their requests."""
 MAX_ANSWERS = 4096
 """The largest number of answers of one slot that are kept, also of those that the writer has not acknowledged."""
+NAMING_A_UNIT = (
+    storage.LeaseExtent, storage.OpenSlot, storage.ReturnExtent, storage.ReadPieces, storage.WriteBytes,
+    unit_reports.BlockMissing,
+)  # fmt: skip
+"""The requests that name the unit for which they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +317,9 @@ class StorageUnit:
         """End a fetch. `good` has the numbers of the blocks that were fetched."""
         return [*self._kept.end_fetch(fetch, good, now), *self._serve()]
 
-    def failed_move_report(self, number: int, error: Exception) -> Report:
+    def failed_move_report(self, number: int, reason: str) -> Report:
         """Return the report of a move that cannot be carried out."""
-        return Report(unit_reports.BlocksMovedReport(number, self.number, 0, 0, 0, b"", [], repr(error)))
+        return Report(unit_reports.BlocksMovedReport(number, self.number, 0, 0, 0, b"", [], reason))
 
     def forget_move(self) -> None:
         """Drop the current move, because its controller is gone, and free its extent."""
@@ -340,7 +345,7 @@ class StorageUnit:
             answer = self._moving.step()
         except Exception as error:
             self.forget_move()
-            return [self.failed_move_report(self._move_number, error)]
+            return [self.failed_move_report(self._move_number, repr(error))]
         if answer is None:
             return []
         self._moving.close()
@@ -351,12 +356,11 @@ class StorageUnit:
         if not failed:
             return [Report(answer)]
         self._release_all([answer.extent])
-        empty = unit_reports.BlocksMovedReport(answer.move, self.number, 0, 0, 0, b"", [], failed)
-        return [Report(empty)]
+        return [self.failed_move_report(answer.move, failed)]
 
     def refuse(self, message: str) -> list[Effect]:
         """Refuse all waiting leases, because the controller has found a deadlock; recall unused space first."""
-        served = self._serve() if self._give_up_extents(self._recalls.recall_all(self._with_extents())) else []
+        served = self._give_up_extents(self._recalls.recall_all(self._with_extents()))
         return [*served, *self._refuse_all(Failure("DeadlockError", message))]
 
     def _refuse_all(self, failure: Failure) -> list[Effect]:
@@ -418,15 +422,11 @@ class StorageUnit:
 
     def repeat_reports(self) -> list[Report]:
         """Return the reports that a controller needs after the unit has registered with it."""
-        own = (
-            [unit_reports.WriterGone(MOVER, self.number, self.table.extents_of_slot(MOVER_SLOT))]
-            if self.table.count(MOVER_SLOT)
-            else []
-        )
+        own = [self._report(MOVER_SLOT, MOVER)] if self.table.count(MOVER_SLOT) else []
         dead = [self._report(number, writer) for number, writer in self._dead.items()]
         if self.pool.status().tier == STORE and self.table.leased:
             self.note_store_change()  # while it was not registered, the store may have lost blocks unnoticed
-        return [*map(Report, own), *map(Report, self._recalls.repeat_reports()), *dead]
+        return [*own, *map(Report, self._recalls.repeat_reports()), *dead]
 
     def check(self) -> None:
         """Recount everything. Raises AssertionError if the unit contradicts itself."""
@@ -449,21 +449,7 @@ class StorageUnit:
 
     def _check_unit(self, body: AnyRequest) -> None:
         """Raise if the request is for the previous unit at this address, whose arena is lost."""
-        meant = (
-            body.unit
-            if isinstance(
-                body,
-                (
-                    storage.LeaseExtent,
-                    unit_reports.BlockMissing,
-                    storage.OpenSlot,
-                    storage.ReturnExtent,
-                    storage.ReadPieces,
-                    storage.WriteBytes,
-                ),
-            )
-            else -1
-        )
+        meant = body.unit if isinstance(body, NAMING_A_UNIT) else -1
         if meant not in (-1, self.number):
             raise UnitLostError(f"storage unit {meant} is lost; storage unit {self.number} has replaced it")
 
@@ -661,15 +647,12 @@ class StorageUnit:
         """If leases are waiting, free copies and recall all offers; otherwise recall what was unused for a period."""
         if self._parked and self._kept.free_copies():
             return [*self._serve(), *self._recall(now)]
-        return (
-            self._serve()
-            if self._give_up_extents(self._recalls.recall_some(bool(self._parked), self._with_extents, now))
-            else []
-        )
+        return self._give_up_extents(self._recalls.recall_some(bool(self._parked), self._with_extents, now))
 
-    def _give_up_extents(self, offers: list[Offer]) -> bool:
-        """Free what was recalled of these extents. Returns whether this freed any space."""
-        return sum(self._free_recalled(number, used) for number, used in offers) > 0
+    def _give_up_extents(self, offers: list[Offer]) -> list[Effect]:
+        """Free what was recalled of these extents, and grant parked leases if this freed any space."""
+        freed = [self._free_recalled(number, used) for number, used in offers]
+        return self._serve() if any(freed) else []
 
     def _free_recalled(self, number: int, used: int) -> bool:
         extent = self.table.get(number)
@@ -718,12 +701,9 @@ class StorageUnit:
                 too_much = self.pool.space_for(parked.nbytes)
                 continue
             del self._parked[key]
-            effects.append(SendReply(parked.peer, parked.sequence, self._grant(parked, extent)))
+            parked.slot.note(parked.sequence, extent.number)
+            effects.append(SendReply(parked.peer, parked.sequence, self._describe(parked.slot, extent)))
         return effects
-
-    def _grant(self, parked: _WaitingLease, extent: LeasedExtent) -> storage.ExtentLeaseReply:
-        parked.slot.note(parked.sequence, extent.number)
-        return self._describe(parked.slot, extent)
 
     def _answer_before(self, slot: _UnitSlot, sequence: int) -> storage.ExtentLeaseReply | Failure | None:
         """Return the reply to a request for a lease that was answered before; None if it is new."""

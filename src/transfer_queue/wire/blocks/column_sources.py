@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -80,7 +81,7 @@ class ColumnSource(Protocol):
         """Return the bytes of the column in pieces, without a copy where its elements are in C order on the host."""
 
 
-class _Tensor:
+class _Tensor(ABC):
     """A source with the elements of a tensor."""
 
     __slots__ = ("tensor",)
@@ -92,6 +93,16 @@ class _Tensor:
     def nbytes(self) -> int:
         """The length of the column in bytes."""
         return self.tensor.nbytes
+
+    @abstractmethod
+    def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
+        """See `ColumnSource.write`."""
+
+    def memory(self) -> list[U8]:
+        """See `ColumnSource.memory`."""
+        copied = allocate(self.nbytes)
+        self.write(copied, 0, 0, [])
+        return [copied]
 
 
 def lies_on(source: object, kind: str) -> bool:
@@ -130,12 +141,6 @@ class StridedColumn(_Tensor):
         """See `ColumnSource.write`."""
         copy_elements(memory[start : start + self.tensor.nbytes], self.tensor)
 
-    def memory(self) -> list[U8]:
-        """See `ColumnSource.memory`."""
-        copied = allocate(self.nbytes)
-        copy_elements(copied, self.tensor)
-        return [copied]
-
 
 class DeviceColumn(_Tensor):
     """A tensor on a device."""
@@ -146,12 +151,6 @@ class DeviceColumn(_Tensor):
         """See `ColumnSource.write`."""
         if self.nbytes:
             device_to_host(memory[start : start + self.nbytes], flat_on_device(self.tensor))
-
-    def memory(self) -> list[U8]:
-        """See `ColumnSource.memory`."""
-        copied = allocate(self.nbytes)
-        self.write(copied, 0, 0, [])
-        return [copied]
 
 
 class ArrayColumn:

@@ -267,7 +267,7 @@ def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> lis
     else:
         raise InvalidArgumentError(f"fields must be a TensorDict or a dict of columns, got a {type(fields).__name__}")
     if isinstance(fields, TensorDictBase) and fields.batch_dims and fields.batch_size[0] != rows:
-        raise _wrong_length(next(iter(fields.keys()), "(none)"), rows, fields.batch_size[0])
+        _check_length(next(iter(fields.keys()), "(none)"), rows, fields.batch_size[0])
     columns: list[PutColumn] = []
     for name, value in items:
         if not isinstance(value, torch.Tensor) and is_nested_table(value):
@@ -609,10 +609,6 @@ def _name(name: Any) -> str:
     return str.__str__(name)
 
 
-def _check_length(name: str, wanted: int, length: int) -> None:
+def _check_length(name: Any, wanted: int, length: int) -> None:
     if wanted != length:
-        raise _wrong_length(name, wanted, length)
-
-
-def _wrong_length(name: Any, wanted: int, length: int) -> InvalidArgumentError:
-    return InvalidArgumentError(f"field {name!r} must have {wanted} rows, got {length}")
+        raise InvalidArgumentError(f"field {name!r} must have {wanted} rows, got {length}")

@@ -34,15 +34,9 @@ class HashedField:
     """The distinct digests of rows of at least `MIN_HASHED` bytes, in the order of their first rows."""
     numbers: I4
     """For each row of the put the position of its digest; -1 for a shorter row."""
-
-
-@dataclass(frozen=True, slots=True)
-class _HashedColumn:
     column: PutColumn
-    rows: int
-    """The number of rows of the column, before equal ones are left out."""
-    digests: list[bytes | None]
-    """The digest of each row of the column; None for a short one."""
+    digest_of: list[bytes | None]
+    """The digest of each row of the column, before equal ones are left out; None for a short one."""
     pieces: list[list[U8]]
     """The bytes of each row of the column."""
 
@@ -50,10 +44,9 @@ class _HashedColumn:
 class HashedPut:
     """A put with the digests of some of its fields."""
 
-    def __init__(self, put: EncodedBlock, hashed: Mapping[str, _HashedColumn]) -> None:
+    def __init__(self, put: EncodedBlock, fields: list[HashedField]) -> None:
         self.put = put
-        self._hashed = hashed
-        self.fields = [_field_of(each) for each in hashed.values()]
+        self.fields = fields
         """The digests of each hashed field."""
 
     def without(self, known: Mapping[str, Collection[bytes]]) -> EncodedBlock:
@@ -62,8 +55,9 @@ class HashedPut:
         Slots are -1 for rows of the put whose value is not written. A field of which nothing is written is missing.
         """
         made = []
+        hashed_fields = {field.name: field for field in self.fields}
         for column in self.put.columns:
-            hashed = self._hashed.get(column.spec.name)
+            hashed = hashed_fields.get(column.spec.name)
             kept = column if hashed is None else _distinct(hashed, known.get(column.spec.name, ()))
             if kept is not None:
                 made.append(kept)
@@ -91,41 +85,33 @@ class HashedPut:
 
 def hash_put(put: EncodedBlock, matches: Callable[[str], bool]) -> HashedPut | None:
     """Return the put with the digests of the fields that match; None if none of them has rows to hash."""
-    hashed = {}
+    fields = []
     for column in put.columns:
         spec, slots = column.spec, column.slots
         if spec.kind != NESTED and column.nbytes >= MIN_HASHED and matches(spec.name):
-            hashed_column = _hash_column(column, put.rows if slots is None else int(slots.max()) + 1)
-            if hashed_column is not None:
-                hashed[spec.name] = hashed_column
-    return HashedPut(put, hashed) if hashed else None
+            field = _hash_column(column, put.rows if slots is None else int(slots.max()) + 1)
+            if field is not None:
+                fields.append(field)
+    return HashedPut(put, fields) if fields else None
 
 
-def _field_of(hashed: _HashedColumn) -> HashedField:
-    numbers: dict[bytes, int] = {}
-    of_rows = [-1 if digest is None else numbers.setdefault(digest, len(numbers)) for digest in hashed.digests]
-    of_targets = np.array(of_rows, np.int32)
-    slots = hashed.column.slots
-    return HashedField(hashed.column.spec.name, list(numbers), of_targets if slots is None else of_targets[slots])
-
-
-def _distinct(hashed: _HashedColumn, known: Collection[bytes]) -> PutColumn | None:
+def _distinct(hashed: HashedField, known: Collection[bytes]) -> PutColumn | None:
     """Return the column with one row for each distinct value that is not known; None if all are known."""
-    column = hashed.column
-    equal = find_equal_keys([row if digest is None else digest for row, digest in enumerate(hashed.digests)])
+    column, rows = hashed.column, len(hashed.digest_of)
+    equal = find_equal_keys([row if digest is None else digest for row, digest in enumerate(hashed.digest_of)])
     if equal is None and not known:
         return column
-    firsts = list(range(hashed.rows)) if equal is None else equal.firsts
-    of_row = np.arange(hashed.rows, dtype=np.int32) if equal is None else equal.slots
-    written = [row for row in firsts if hashed.digests[row] not in known]
+    firsts = list(range(rows)) if equal is None else equal.firsts
+    of_row = np.arange(rows, dtype=np.int32) if equal is None else equal.slots
+    written = [row for row in firsts if hashed.digest_of[row] not in known]
     if not written:
         return None
     places = np.full(len(firsts), -1, np.int32)
-    places[[at for at, row in enumerate(firsts) if hashed.digests[row] not in known]] = np.arange(len(written))
+    places[[at for at, row in enumerate(firsts) if hashed.digest_of[row] not in known]] = np.arange(len(written))
     slots = places[of_row]
     if column.slots is not None:
         slots = slots[column.slots]
-    spec, dims = _select(column, hashed.rows, written)
+    spec, dims = _select(column, rows, written)
     parts = [piece for row in written for piece in hashed.pieces[row]]
     values = column.source.values if isinstance(column.source, EncodedBytes) else []
     source = EncodedBytes(parts, [values[row] for row in written] if values else [])
@@ -138,8 +124,8 @@ def _select(column: PutColumn, rows: int, chosen: Sequence[int]) -> tuple[FieldS
     return made.schema[0], made.dims
 
 
-def _hash_column(column: PutColumn, rows: int) -> _HashedColumn | None:
-    """Return the digests of a column; None if no row is long enough."""
+def _hash_column(column: PutColumn, rows: int) -> HashedField | None:
+    """Return the digests of a column of this many rows; None if no row is long enough."""
     spec = column.spec
     (layout,) = columns([spec], np.frombuffer(column.dims, "<i8"), rows)
     all_rows = np.arange(rows)
@@ -152,7 +138,11 @@ def _hash_column(column: PutColumn, rows: int) -> _HashedColumn | None:
         None if length < MIN_HASHED else _digest(piece, f"{spec.kind} {spec.dtype} {shape}")
         for piece, length, shape in zip(pieces, lengths.tolist(), shapes.tolist(), strict=True)
     ]
-    return _HashedColumn(column, rows, digests, pieces)
+    distinct: dict[bytes, int] = {}
+    of_rows = [-1 if digest is None else distinct.setdefault(digest, len(distinct)) for digest in digests]
+    numbers = np.array(of_rows, np.int32)
+    slots = column.slots
+    return HashedField(spec.name, list(distinct), numbers if slots is None else numbers[slots], column, digests, pieces)
 
 
 def _cut(memory: Sequence[U8], lengths: Sequence[int]) -> Iterator[list[U8]]:

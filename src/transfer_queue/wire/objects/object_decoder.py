@@ -98,32 +98,13 @@ class ObjectDecoder:
             return torch_objects.decode_value(self.memory, code, self.decode(content))
         raise ValueError(f"unknown code {code}")
 
-    def _int(self, content: memoryview) -> int:
-        return int.from_bytes(content, "little", signed=True)
-
-    def _complex(self, content: memoryview) -> complex:
-        return complex(*struct.unpack("<dd", content))
-
-    def _text(self, content: memoryview) -> str:
-        return self.raw(self.decode(content)).decode("utf-8", "surrogatepass")
-
-    def _bytes(self, content: memoryview) -> bytes:
-        return self.raw(self.decode(content))
-
-    def _bytearray(self, content: memoryview) -> bytearray:
-        return bytearray(self.raw(self.decode(content)))
-
-    def _tuple(self, content: memoryview) -> tuple[Any, ...]:
-        return tuple(self._list(content))
-
-    def _set(self, content: memoryview) -> set[Any]:
-        return set(self._list(content))
-
-    def _frozenset(self, content: memoryview) -> frozenset[Any]:
-        return frozenset(self._list(content))
+    def items(self, content: memoryview) -> list[Any]:
+        """Return the list in the content of an Ext."""
+        listed: list[Any] = _exactly(self.decode(content), list)
+        return listed
 
     def _mapping(self, content: memoryview) -> dict[Any, Any]:
-        flat = iter(self._list(content))
+        flat = iter(self.items(content))
         return dict(zip(flat, flat, strict=True))
 
     def _array(self, content: memoryview) -> NDArray[Any]:
@@ -157,20 +138,16 @@ class ObjectDecoder:
             f"the author of the checkpoint, load it with allow_pickle=True"
         )
 
-    def _list(self, content: memoryview) -> list[Any]:
-        items: list[Any] = _exactly(self.decode(content), list)
-        return items
-
 
 _RAISERS: dict[int, Callable[[ObjectDecoder, memoryview], Any]] = {
-    codes.INT: ObjectDecoder._int,
-    codes.COMPLEX: ObjectDecoder._complex,
-    codes.TEXT: ObjectDecoder._text,
-    codes.BYTES: ObjectDecoder._bytes,
-    codes.BYTEARRAY: ObjectDecoder._bytearray,
-    codes.TUPLE: ObjectDecoder._tuple,
-    codes.SET: ObjectDecoder._set,
-    codes.FROZENSET: ObjectDecoder._frozenset,
+    codes.INT: lambda decoder, content: int.from_bytes(content, "little", signed=True),
+    codes.COMPLEX: lambda decoder, content: complex(*struct.unpack("<dd", content)),
+    codes.TEXT: lambda decoder, content: decoder.raw(decoder.decode(content)).decode("utf-8", "surrogatepass"),
+    codes.BYTES: lambda decoder, content: decoder.raw(decoder.decode(content)),
+    codes.BYTEARRAY: lambda decoder, content: bytearray(decoder.raw(decoder.decode(content))),
+    codes.TUPLE: lambda decoder, content: tuple(decoder.items(content)),
+    codes.SET: lambda decoder, content: set(decoder.items(content)),
+    codes.FROZENSET: lambda decoder, content: frozenset(decoder.items(content)),
     codes.MAPPING: ObjectDecoder._mapping,
     codes.ARRAY: ObjectDecoder._array,
     codes.OBJECT_ARRAY: ObjectDecoder._object_array,

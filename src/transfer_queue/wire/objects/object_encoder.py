@@ -130,26 +130,8 @@ class ObjectEncoder:
             return Ext(codes.INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
         return self.pack(codes.TEXT, self.reference(value.encode("utf-8", "surrogatepass")))
 
-    def _list(self, value: list[Any], depth: int) -> Any:
-        return self.items(value, depth)
-
     def _bytes(self, value: bytes, depth: int) -> Any:
         return value if len(value) < codes.OUT_OF_BAND else self.pack(codes.BYTES, self.reference(value))
-
-    def _bytearray(self, value: bytearray, depth: int) -> Any:
-        return self.pack(codes.BYTEARRAY, self.reference(value))
-
-    def _complex(self, value: complex, depth: int) -> Any:
-        return Ext(codes.COMPLEX, struct.pack("<dd", value.real, value.imag))
-
-    def _tuple(self, value: tuple[Any, ...], depth: int) -> Any:
-        return self.pack(codes.TUPLE, self.items(value, depth))
-
-    def _set(self, value: set[Any], depth: int) -> Any:
-        return self.pack(codes.SET, self.items(list(value), depth))
-
-    def _frozenset(self, value: frozenset[Any], depth: int) -> Any:
-        return self.pack(codes.FROZENSET, self.items(list(value), depth))
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
         if not _KEYS.issuperset(map(type, value)) or (self._careful and not all(map(_fits, value))):
@@ -219,14 +201,14 @@ class _Pickler(pickle.Pickler):
 
 
 _LOWERERS: dict[type, Callable[[ObjectEncoder, Any, int], Any]] = {
-    list: ObjectEncoder._list,
+    list: ObjectEncoder.items,
     dict: ObjectEncoder._dict,
     bytes: ObjectEncoder._bytes,
-    bytearray: ObjectEncoder._bytearray,
-    complex: ObjectEncoder._complex,
-    tuple: ObjectEncoder._tuple,
-    set: ObjectEncoder._set,
-    frozenset: ObjectEncoder._frozenset,
+    bytearray: lambda encoder, value, depth: encoder.pack(codes.BYTEARRAY, encoder.reference(value)),
+    complex: lambda encoder, value, depth: Ext(codes.COMPLEX, struct.pack("<dd", value.real, value.imag)),
+    tuple: lambda encoder, value, depth: encoder.pack(codes.TUPLE, encoder.items(value, depth)),
+    set: lambda encoder, value, depth: encoder.pack(codes.SET, encoder.items(list(value), depth)),
+    frozenset: lambda encoder, value, depth: encoder.pack(codes.FROZENSET, encoder.items(list(value), depth)),
 }
 
 

@@ -76,10 +76,8 @@ def _column_of_one_type(name: str, values: list[Any]) -> EntryColumn | None:
             return _texts(name, values)
         if kind is bool:
             return EntryColumn(name, _BYTE[BOOL], bytes(values))
-    except (
-        OverflowError,
-        UnicodeEncodeError,
-    ):  # an integer of more than 64 bits, or a text that UTF-8 cannot represent
+    except (OverflowError, UnicodeEncodeError):
+        # an integer of more than 64 bits, or a text that UTF-8 cannot represent
         return None
     return EntryColumn(name, _BYTE[NONE]) if kind is type(None) else None
 
