@@ -2,7 +2,8 @@
 
 `net.drivers.join_queues` decides which operations travel together. Puts are joined into one block and one request, gets
 into one lookup and one gather, and acknowledgements of leases into one request. If a joined request of puts is refused,
-or anything is missing for one of the gets, each goes on alone, so that it gets its own error and waits by itself.
+or anything is missing for one of the gets, each goes on alone, so that it gets its own error and waits by itself. So do
+gets whose rows differ in rank.
 """
 
 from __future__ import annotations
@@ -217,7 +218,11 @@ class GetJoiner:
             return
         except TransferQueueError:
             reply = None
-        if reply is None or reply.count != sum(counts) or not reply.types or reply.lacking:
+        # the type of a field says whether these rows differ in rank, and those of one get may not
+        if (
+            reply is None or reply.count != sum(counts) or not reply.types or reply.lacking
+            or any(field.mixed_rank for field in reply.types)
+        ):  # fmt: skip
             for call in calls:
                 call.outcome = NOT_MADE
             return
