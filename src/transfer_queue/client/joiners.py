@@ -74,6 +74,8 @@ class PutJoiner:
         """Return what a put has in common with those that it may join; None if it must go alone."""
         if self._attachment.settings.dedup_fields or self._attachment.tracer() is not None:
             return None
+        if type(partition) is not str:  # alone it gets its error
+            return None
         shape: list[Any] = [partition, group is None]
         if fields is not None:
             if type(fields) is not dict or not 0 < len(fields) <= MAX_FIELDS:
@@ -198,6 +200,8 @@ class GetJoiner:
         """
         keys, fields = request.keys, request.fields
         if timeout is not None or not keys or len(keys) > MAX_KEYS:
+            return None
+        if type(request.partition) is not str:  # alone it gets its error
             return None
         makes_copies = options.copy and options.device is None and options.out is None
         shared_options = options if makes_copies and options.layout in LAYOUTS else None
