@@ -2,7 +2,8 @@
 
 `net.drivers.join_queues` decides which operations travel together. Puts are joined into one block and one request, gets
 into one lookup and one gather, and acknowledgements of leases into one request. If a joined request of puts is refused,
-or anything is missing for one of the gets, each goes on alone, so that it gets its own error and waits by itself.
+or anything is missing for one of the gets, each goes on alone, so that it gets its own error and waits by itself. So do
+gets whose rows differ in rank.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class PutJoiner:
     def key_of(self, partition: str, fields: object, group: str | None) -> JoinKey | None:
         """Return what a put has in common with those that it may join; None if it must go alone."""
         if self._attachment.settings.dedup_fields or self._attachment.tracer() is not None:
+            return None
+        if type(partition) is not str:  # alone it gets its error
             return None
         shape: list[Any] = [partition, group is None]
         if fields is not None:
@@ -198,6 +201,8 @@ class GetJoiner:
         keys, fields = request.keys, request.fields
         if timeout is not None or not keys or len(keys) > MAX_KEYS:
             return None
+        if type(request.partition) is not str:  # alone it gets its error
+            return None
         makes_copies = options.copy and options.device is None and options.out is None
         shared_options = options if makes_copies and options.layout in LAYOUTS else None
         key = self, (request.partition, None if fields is None else tuple(fields), shared_options)
@@ -217,9 +222,10 @@ class GetJoiner:
             return
         except TransferQueueError:
             reply = None
+        # the type of a field says whether these rows differ in rank, and those of one get may not
         if (
             reply is None or reply.count != sum(counts) or not reply.types or reply.lacking
-            or any(field.mixed_rank for field in reply.types)  # the rows of one of them may have one rank
+            or any(field.mixed_rank for field in reply.types)
         ):  # fmt: skip
             for call in calls:
                 call.outcome = NOT_MADE

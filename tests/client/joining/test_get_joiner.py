@@ -167,14 +167,33 @@ def test_fields_of_several_dtypes(a: Client, b: Client, cluster: Cluster) -> Non
     assert [table["x"].values().tolist()[-1] for table in tables] == [1, 1, 2, 4, 5]
 
 
-def test_rows_of_several_ranks(a: Client, b: Client, cluster: Cluster) -> None:
+def test_rows_of_one_rank_beside_those_of_others(a: Client, b: Client, cluster: Cluster) -> None:
     for n in range(6):
-        b.kv_put(f"k{n}", "p", {"x": torch.full((2,) * (1 + n % 2), float(n))})
-    wanted: list[Any] = [(f"k{n}", None) for n in range(6)] + [(["k0", "k1"], None)]
-    for together, keys in zip(get_all(cluster, a, wanted), wanted, strict=True):
-        alone = b.kv_batch_get(keys[0], "p")["x"]
-        assert type(together["x"]) is type(alone)
-        assert same(rows_of(together["x"]), rows_of(alone))
+        b.kv_put(f"k{n}", "p", {"x": torch.full((2,) * (n % 3), n)})
+    wanted = [("k1", None), ("k0", None), ("k1", None), (["k1", "k4"], None), (["k2", "k3"], None), ("k5", None)]
+    for (keys, _), got in zip(wanted, get_all(cluster, a, wanted), strict=True):
+        alone = b.kv_batch_get(keys, "p")["x"]
+        assert type(got["x"]) is type(alone)
+        assert same(rows_of(got["x"]), rows_of(alone))
+
+
+def test_rows_without_bytes_share_nothing(a: Client, b: Client, cluster: Cluster) -> None:
+    keys = [f"k{n}" for n in range(6)]
+    b.kv_batch_put(keys, "p", {"x": torch.zeros(6, 2, 0)})
+    wanted = [(keys[n : n + 2], None) for n in range(5)]
+    for got in [*get_all(cluster, a, wanted, shared=True), b.kv_batch_get(["k1", "k0"], "p", shared=True)]:
+        assert got["x"].layout == torch.jagged
+        assert [row.shape for row in got["x"].unbind()] == [(2, 0), (2, 0)]
+
+
+def test_a_partition_that_is_no_name_is_an_error_of_its_own_get(a: Client, b: Client, cluster: Cluster) -> None:
+    fill(b, cluster)
+    partitions: list[Any] = ["p", "p", ["p"], "p", {}]
+    tasks = [a.start(a.operations.kv_batch_get("k5", partition)) for partition in partitions]
+    cluster.wait(lambda: all(task.done for task in tasks))
+    assert [type(task.error) for task in tasks] == [
+        type(None), type(None), InvalidArgumentError, type(None), InvalidArgumentError
+    ]  # fmt: skip
 
 
 def test_views_and_tensors_of_the_caller(a: Client, b: Client, cluster: Cluster) -> None:

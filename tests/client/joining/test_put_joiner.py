@@ -88,6 +88,19 @@ def test_each_gets_its_own_error(a: Client, b: Client, cluster: Cluster) -> None
     assert a.kv_list("p") == {"p": {"old": {}}}
 
 
+def test_a_partition_that_is_no_name_is_an_error_of_its_own_put(a: Client, cluster: Cluster) -> None:
+    partitions: list[Any] = ["p", "p", ["p"], "p", {}]
+    tasks = [
+        a.start(a.operations.kv_put(f"k{n}", partition, {"x": torch.tensor(n)}))
+        for n, partition in enumerate(partitions)
+    ]
+    cluster.wait(lambda: all(task.done for task in tasks))
+    assert [type(task.error) for task in tasks] == [
+        type(None), type(None), InvalidArgumentError, type(None), InvalidArgumentError
+    ]  # fmt: skip
+    assert sorted(a.kv_list("p")["p"]) == ["k0", "k1", "k3"]
+
+
 def test_a_full_group_refuses_only_what_is_too_much(a: Client, cluster: Cluster) -> None:
     a.create_partition("p", group_size=2)
     operations = [a.operations.kv_put(f"k{n}", "p", {"x": torch.tensor(n)}, group_id=n // 3) for n in range(6)]

@@ -141,6 +141,9 @@ def test_the_distinct_rows_and_a_selection() -> None:
     for name, rows in locate_rows(arenas.reply(pairs, KINDS), arenas.memory).items():
         check(rows.select(np.array([3, 1])), expected(arenas, [pairs[3], pairs[1]], name), arenas)
         distinct = rows.distinct()
+        if name == "empty":  # rows without bytes share nothing
+            assert distinct is None
+            continue
         assert distinct is not None
         kept, slots = distinct
         check(kept.select(np.array(slots)), expected(arenas, pairs, name), arenas)

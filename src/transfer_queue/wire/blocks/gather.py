@@ -257,7 +257,7 @@ class _ColumnMaker:
     def make(self, rows: LocatedRows) -> Any:
         """Return the column of one field."""
         field = rows.type
-        if self._shared and (rows.run is None or not self.in_place or self._layout != "jagged"):
+        if self._shared and rows.run is None:
             distinct = rows.distinct()
             if distinct is not None:
                 return self._share(*distinct)

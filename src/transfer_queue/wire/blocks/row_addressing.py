@@ -127,7 +127,8 @@ class LocatedRows(msgspec.Struct, eq=False):
     def distinct(self) -> tuple[LocatedRows, list[int]] | None:
         """Return the rows without repeated places, and for each row its position there; None if no place is repeated.
 
-        A place is repeated if rows share a value, or if a row was requested several times.
+        A place is repeated if rows share a value, or if a row was requested several times. Places without bytes do not
+        count: rows of different values have them, too.
         """
         units, starts, lengths, shapes = self.each()
         if self.count == len(set(zip(units.tolist(), starts.tolist()))):
@@ -135,7 +136,7 @@ class LocatedRows(msgspec.Struct, eq=False):
         _, firsts, slots = np.unique(
             np.column_stack((units, starts, lengths, shapes)), axis=0, return_index=True, return_inverse=True
         )
-        if len(firsts) == self.count:
+        if np.count_nonzero(lengths[firsts]) == np.count_nonzero(lengths):
             return None
         at = np.full(self.count, -1, np.int64)
         at[firsts] = np.arange(len(firsts))
