@@ -62,6 +62,15 @@ def test_what_withdrawn_claims_carried_is_in_the_next_request() -> None:
     assert sorted(report.withdrawn) == [1, 2, 3]
 
 
+def test_a_client_that_leaves_says_again_what_requests_under_way_carry() -> None:
+    session = new_session()
+    session.notices.add(ReportBatches(handed_over=[("p", 1)]))
+    session.begin_request(ListPartitions(), 0, CONTROLLER)
+    session.notices.add(ReportBatches(left=True))
+    report = envelope(session.begin_request(ListPartitions(), 0, CONTROLLER)[1]).report
+    assert report == ReportBatches(handed_over=[("p", 1)], left=True)
+
+
 def test_requests_to_the_controller_report_gets_once() -> None:
     session = new_session()
     now = [10.0]

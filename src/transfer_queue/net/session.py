@@ -449,8 +449,12 @@ class Notices:
         return sum(len(report.handed_over) + len(report.finished) for report in reports)
 
     def add(self, report: ReportBatches) -> None:
-        """Add the notices of a report. What withdrawn claims carried, which get no reply, is carried again."""
-        for sequence in report.withdrawn:
+        """Add the notices of a report.
+
+        What withdrawn claims carried, which get no reply, is carried again. If the client leaves, so is everything,
+        because requests under way may arrive later.
+        """
+        for sequence in list(self.carried) if report.left else report.withdrawn:
             self.fail(sequence)
         self.waiting.append(report)
         if self.on_add is not None:
