@@ -317,7 +317,7 @@ class TestEnds:
                 raise kind("mine")
             return item
 
-        with pytest.raises(RuntimeError, match="StopIteration|mine"):
+        with pytest.raises(RuntimeError, match=r"StopIteration|mine"):
             run(values(StreamingDataLoader(dataset(), num_workers=workers, collate_fn=collate)))
 
     def test_wrong_sizes_are_an_error_before_the_first_item(self, dataset: Build) -> None:
