@@ -304,6 +304,22 @@ class TestEnds:
         run(main(0))
         run(main(1))
 
+    @pytest.mark.parametrize("workers", [0, 1])
+    @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+    def test_what_a_users_function_raises_does_not_look_like_the_end(
+        self, dataset: Build, partition: str, kind: type[Exception], workers: int
+    ) -> None:
+        """The rest of the batch, or of the stream, would be left out without an error."""
+        put(partition, 8, seal=True)
+
+        def collate(item: Any) -> Any:
+            if item[0]["x"][0] == 2:
+                raise kind("mine")
+            return item
+
+        with pytest.raises(RuntimeError, match=r"StopIteration|mine"):
+            run(values(StreamingDataLoader(dataset(), num_workers=workers, collate_fn=collate)))
+
     def test_wrong_sizes_are_an_error_before_the_first_item(self, dataset: Build) -> None:
         with pytest.raises(InvalidArgumentError, match="micro_batch_size"):
             aiter(dataset(micro_batch_size=5))

@@ -49,19 +49,27 @@ class AsyncItems:
             raise StopAsyncIteration
         self._waiting = True
         try:
-            return await self._next()
+            item = await self._next()
+            if item is None:
+                await self._end(failed=False)
         except Exception as error:
-            await self._end(failed=not isinstance(error, StopAsyncIteration))
+            await self._end(failed=True)
+            if isinstance(error, StopAsyncIteration):  # the loop would end as at the end of the stream
+                raise RuntimeError(f"a function of the user raised {error!r}") from error
             raise
         finally:
             self._waiting = False
+        if item is None:
+            raise StopAsyncIteration
+        return item[0]
 
-    async def _next(self) -> Any:
+    async def _next(self) -> tuple[Any] | None:
+        """Return a tuple with the next item; None at the end."""
         await asyncio.sleep(0)  # so that other tasks run, and a cancellation arrives, between the items of a batch
         while (item := self._take()) is None:
             if not await self._open_next():
-                raise StopAsyncIteration
-        return item[0]
+                return None
+        return item
 
     async def aclose(self) -> None:
         """End the iteration. Worker processes that do not persist end, too. Further calls do nothing."""

@@ -162,7 +162,9 @@ class OpenBatch:
         self._worker = worker
         self._rows: list[np.ndarray | None] = [] if rows is None else [*rows]
         watched = items if rows is not None else self._watch(items)
-        self._items = itertools.islice(watched if finish is None else map(finish, watched), given, None)
+        # not `map`, which ends without an error if the function raises StopIteration
+        finished = watched if finish is None else (finish(item) for item in watched)
+        self._items = itertools.islice(finished, given, None)
         self._following: Any = None
         self._error: Exception | None = None
         self._look()

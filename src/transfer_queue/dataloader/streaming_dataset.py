@@ -729,7 +729,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if self.process_batch_fn is None and self._collate is None:
             return None
         items = self.cut(data, meta)
-        return list(items if self._collate is None else map(self._collate, items))
+        collate = self._collate  # not with `map`, which ends without an error if it raises StopIteration
+        return list(items) if collate is None else [collate(item) for item in items]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy at the same position: its buffer is empty, and it fetches an open batch again."""
