@@ -531,6 +531,13 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "delivery": "at_most_once", "moves": [("take", 1), ("load", 0)],
     }
 )  # fmt: skip
+@example(
+    {
+        "rows": 11, "batch_size": 4, "micro_batch_size": 2, "max_tokens": 1, "ranks": 1, "sampler": "ranks",
+        "delivery": "at_least_once",
+        "moves": [("take", 2), ("load", 0), ("clear", 3), ("take", 1), ("expire", 4)],
+    }
+)  # fmt: skip
 def test_everything_that_exists_is_yielded_and_nothing_twice(tmp_path_factory: Any, run: dict[str, Any]) -> None:
     """Whatever is taken, saved, loaded and cleared.
 

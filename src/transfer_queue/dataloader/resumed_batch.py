@@ -360,8 +360,8 @@ class ResumedBatch:
 def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> Operation[tuple[BatchLease, ...]]:
     """Return the leases with which the rows of a saved batch can be acknowledged; none if they will be delivered again.
 
-    A batch that the sampler keeps is claimed again under its number, and used only if it has exactly these rows.
-    Otherwise the saved leases are renewed.
+    A batch that the sampler keeps is claimed again under its number, and used only if it has exactly these rows, and
+    perhaps others that do not exist any more. Otherwise the saved leases are renewed.
 
     Args:
         dataset: The dataset that continues.
@@ -375,7 +375,7 @@ def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> Op
     except (BatchGoneError, UnknownPartitionError):
         claimed = None  # the sampler keeps no batches, or not this one
     meta = None if claimed is None else claimed[1]
-    if meta is not None and saved.has_rows_of(meta):
+    if meta is not None and (yield from _is_saved(dataset, saved, meta)):
         return meta._leases
     if meta is not None:
         get_logger(__name__).warning(
@@ -391,6 +391,17 @@ def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> Op
     rows = saved.rows_by_partition()
     leases = [BatchLease(name, token, seconds, rows[name], None) for name, token, seconds in saved.leases]
     return tuple((yield from dataset.client()._operations._renewed(leases)))
+
+
+def _is_saved(dataset: Consumer, saved: SavedBatch, meta: BatchMeta) -> Operation[bool]:
+    """Return whether a claimed batch is the saved one, which does not have rows that were cleared before."""
+    if saved.has_rows_of(meta):
+        return True
+    further = set(meta.global_indexes).difference(saved.rows)
+    if saved.digest is not None or further.union(saved.rows) != set(meta.global_indexes):
+        return False
+    name, rows = saved.partitions[0], np.array(sorted(further), "<i8")
+    return not len((yield from dataset.client()._operations._meta_of_rows(name, [], dataset.task_name, rows)))
 
 
 def _claim_again(dataset: Consumer, partition_id: str, number: int) -> Operation[Claimed | None]:
