@@ -40,18 +40,18 @@ def nothing_is_left(system: Any) -> Iterator[None]:
     """Check that no thread of a loader and no worker process runs."""
     yield
     gc.collect()
-    for thread in loader_threads():  # it has given its result and is about to end
+    for thread in users_threads():  # it has given its result and is about to end
         thread.join(1)
     assert threads() == []
     assert multiprocessing.active_children() == []
 
 
-def loader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "transfer_queue loader"]
+def users_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "transfer_queue user function"]
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in loader_threads()]
+    return [thread.name for thread in users_threads()]
 
 
 def put(partition: str, rows: int, start: int = 0, *, seal: bool = False) -> None:

@@ -287,8 +287,8 @@ class Ledger:
             raise LedgerError(f"global index {index} reads as sample {number}, which was never put")
         sample = self.samples[number]
         # a key that a load has removed and that is put again is another row
-        anew = sample.index is None or (sample.keyed and self.epoch > 0)
-        if (sample.index != index and not anew) or self.by_index.get(index, number) != number:
+        is_new_row = sample.index is None or (sample.keyed and self.epoch > 0)
+        if (sample.index != index and not is_new_row) or self.by_index.get(index, number) != number:
             raise LedgerError(
                 f"foreign bytes: sample {number} at global index {index}, which is of {self.by_index.get(index)}; "
                 f"its own is {sample.index}"

@@ -197,7 +197,7 @@ def call_in_thread(function: Callable[[], T]) -> Future[T]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=call, name="transfer_queue loader", daemon=True).start()
+    threading.Thread(target=call, name="transfer_queue user function", daemon=True).start()
     return future
 
 
