@@ -152,7 +152,7 @@ def test_a_system_that_lives_has_not_ended_if_its_controller_cannot_be_reached(a
     said = Said(looks=1)
     with pytest.raises(KeyboardInterrupt):
         watch.follow(fake_system("s", b"1"), 0.001, said)
-    assert said.lines == ["the controller cannot be reached: refused"]
+    assert said.lines == ["the controller cannot be reached: refused; its log is in /logs"]
 
 
 def test_a_silent_controller_is_asked_again(answers: list[Any]) -> None:

@@ -60,16 +60,11 @@ def follow(system: RunningSystem, seconds: float, display: Lines | Screen) -> No
     description = system.description
     with ControlClient(system) as onlooker, closing(Process(description.pid, description.started)) as supervisor:
         while True:
-            try:
-                onlooker.read_timeline(recording, timeout=ANSWER_SECONDS)
-                status = onlooker.status(timeout=ANSWER_SECONDS)
-            except WaitTimeoutError:
-                why = system.describe_stopped() or f"its log is in {system.logs}"
-                display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; {why}")
-            except ENDED_ERRORS as error:
-                if not system.is_alive():
-                    return
-                display.say(f"the controller cannot be reached: {error}")
+            status = read_status(system, onlooker, recording)
+            if status is None:
+                return
+            if isinstance(status, str):
+                display.say(f"{status}; its log is in {system.logs}")
             else:
                 now = time.monotonic()
                 speeds = None if before is None else rates(before[1], status, max(now - before[0], 1e-3))
@@ -78,6 +73,21 @@ def follow(system: RunningSystem, seconds: float, display: Lines | Screen) -> No
                 before = now, status
             if _wait_for_end(system, supervisor, seconds):
                 return
+
+
+def read_status(system: RunningSystem, client: ControlClient, recording: Recording) -> SystemStatus | str | None:
+    """Read what has happened since the last time, and return the status.
+
+    If the controller does not reply, return the reason and what to do in a clause; None if the system has ended.
+    """
+    try:
+        client.read_timeline(recording, timeout=ANSWER_SECONDS)
+        return client.status(timeout=ANSWER_SECONDS)
+    except WaitTimeoutError:
+        stopped = system.describe_stopped()
+        return f"the controller did not reply within {ANSWER_SECONDS:g} s" + (f"; {stopped}" if stopped else "")
+    except ENDED_ERRORS as error:
+        return f"the controller cannot be reached: {error}" if system.is_alive() else None
 
 
 def _wait_for_end(system: RunningSystem, supervisor: Process, seconds: float) -> bool:

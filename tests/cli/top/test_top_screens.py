@@ -13,7 +13,7 @@ from top_pilot import FakeSource, TopPilot, empty_picture, on_screen, partition,
 
 from transfer_queue.cli.top.app import HelpScreen, OverviewScreen, TopApp
 from transfer_queue.cli.top.detail_screens import PartitionScreen, SampleScreen, TaskScreen, WaitScreen
-from transfer_queue.cli.top.follower import Broken, Followed, Silent, SystemEnded
+from transfer_queue.cli.top.follower import News
 from transfer_queue.errors import ConnectionLostError
 
 SLOW = picture_at(200.0)
@@ -309,7 +309,7 @@ def test_before_the_first_reply_it_says_what_it_does() -> None:
         assert "Reading the timeline" in top.words()
         assert "The system has no partitions" not in top.words(), "nothing is known yet"
         await top.press("1", "enter", "3", "enter", "slash", "x", "enter", "p", "s", "5")
-        await top.give(Silent("The controller did not reply within 10 s."))
+        await top.give(News(silence="The controller did not reply within 10 s."))
         assert "! The controller did not reply within 10 s." in top.words()
 
     run_top(program)
@@ -342,18 +342,18 @@ async def test_old_data_is_marked_as_old(top: TopPilot) -> None:
 
 @on_screen(seen(SLOW), size=(120, 30))
 async def test_the_end_of_a_system_and_a_new_one_of_its_name(top: TopPilot) -> None:
-    await top.give(SystemEnded("The system test was stopped at 03:11:26 (it was started by pid 1)."))
+    await top.give(seen(SLOW, ended="The system test was stopped at 03:11:26 (it was started by pid 1)."))
     words = top.words()
     assert "! The system test was stopped at 03:11:26 (it was started by pid 1). Waiting for a new system" in words
     assert "× ended" in words
-    await top.give(Followed("The system test is a new one, started by pid 2."), seen(empty_picture()))
+    await top.give(seen(empty_picture(), followed="The system test is a new one, started by pid 2."))
     assert "was stopped" not in top.words()
     assert "Idle" in top.words()
 
 
 def test_an_error_of_the_reader_ends_the_command_with_a_traceback() -> None:
     async def program(top: TopPilot) -> None:
-        await top.give(Broken(ZeroDivisionError("unexpected")))
+        await top.give(News(error=ZeroDivisionError("unexpected")))
 
     with pytest.raises(ZeroDivisionError, match="unexpected"):
         run_top(program, seen(SLOW))
@@ -405,7 +405,7 @@ def test_no_color_removes_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     app = TopApp(FakeSource())
     assert app.no_color
     (found,) = app.get_line_filters()
-    assert type(found).__name__ == "WithoutColors"
+    assert type(found).__name__ == "NoColor"
 
 
 @on_screen(seen(SLOW, age=5.0))

@@ -17,7 +17,7 @@ from pipeline_simulation import WALL, Pipeline
 from textual.pilot import Pilot
 
 from transfer_queue.cli.top.app import TopApp
-from transfer_queue.cli.top.follower import ControllerQuestion, News, Seen
+from transfer_queue.cli.top.follower import Answer, News, Question, Seen
 from transfer_queue.cli.top.picture import Picture, make_picture
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
@@ -73,8 +73,9 @@ def partition(name: str, rows: int = 10, produced: int = 10, consumed: int = 0, 
                              stored={MEMORY: rows * 100}, **more)  # fmt: skip
 
 
-def seen(picture: Picture, name: str = "test", age: float = 0.0) -> Seen:
-    return Seen(name, WALL, "/logs/controller.log", picture, NOW - age)
+def seen(picture: Picture, name: str = "test", age: float = 0.0, **more: Any) -> News:
+    """Return the news that this picture was read, and more that is known."""
+    return News(Seen(name, WALL, "/logs/controller.log", picture, NOW - age), **more)
 
 
 class FakeController:
@@ -124,11 +125,11 @@ class FakeSource:
     def start(self, deliver: Callable[[News], None]) -> None:
         self.deliver = deliver
 
-    def ask(self, question: ControllerQuestion) -> None:
+    def ask(self, question: Question, answer: Answer) -> None:
         try:
-            question.answer(question.ask(self.controller))  # type: ignore[arg-type]
+            answer(question(self.controller))  # type: ignore[arg-type]
         except TransferQueueError as error:
-            question.answer(error)
+            answer(error)
 
     def stop(self) -> None:
         self.stopped = True

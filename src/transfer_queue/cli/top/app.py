@@ -15,7 +15,7 @@ from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
-from textual.filter import LineFilter
+from textual.filter import LineFilter, NoColor
 from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Static
@@ -23,11 +23,11 @@ from textual.widgets import Static
 from transfer_queue.cli.top.cells import SHAPES, Cell, Piece, duration
 from transfer_queue.cli.top.designs import LOAD, MEMORY, PARTITIONS, STAGES, WAITS
 from transfer_queue.cli.top.detail_screens import PartitionScreen, TaskScreen, WaitScreen
-from transfer_queue.cli.top.follower import Broken, ControllerQuestion, Follower, LiveState, News
+from transfer_queue.cli.top.follower import Answer, Follower, LiveState, News, Question
 from transfer_queue.cli.top.live_table import LiveTable
 from transfer_queue.cli.top.picture import Picture
 from transfer_queue.cli.top.rows import PartitionRow, StageRow, WaitRow
-from transfer_queue.cli.top.theme import DARK, LIGHT, WithoutColors, make_themes, style_of
+from transfer_queue.cli.top.theme import DARK, LIGHT, make_themes, style_of
 from transfer_queue.cli.top.top_screen import TopScreen
 from transfer_queue.display import printable_name
 
@@ -266,7 +266,7 @@ class TopApp(App[int]):
 
     def get_line_filters(self) -> list[LineFilter]:
         """Return a filter that removes colors, if NO_COLOR is set."""
-        return [WithoutColors()] if self.no_color else []
+        return [NoColor()] if self.no_color else []
 
     def on_mount(self) -> None:
         """Open the first screen, and begin to read."""
@@ -275,50 +275,37 @@ class TopApp(App[int]):
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(signal.SIGTERM, self.exit, 128 + signal.SIGTERM)
         self.push_screen(OverviewScreen(self.state))
-        self.source.start(self._deliver)
-        self.set_interval(CLOCK, self._refresh_head)
+        self.source.start(lambda news: self.call_later(self._receive, news))
+        self.set_interval(CLOCK, self._refresh)
 
     def on_unmount(self) -> None:
         """End the thread that reads."""
         self.source.stop()
 
-    def _deliver(self, news: News) -> None:
-        """Receive news in the thread that reads."""
-        self.call_later(self._receive, news)
-
     def _receive(self, news: News) -> None:
-        if isinstance(news, Broken):
+        if news.error is not None:
             raise news.error
-        if self.state.add(news):
-            self._refresh()
-        else:
-            self._refresh_head()
+        self._refresh(self.state.add(news))
 
-    def _refresh(self) -> None:
+    def _refresh(self, is_other: bool = False) -> None:
+        """Draw the head of the open screen again, or all of it if there is something else to show."""
         if self.screen_stack and isinstance(self.screen, TopScreen):  # timers still run when no screen is left
-            self.screen.refresh_all()
+            self.screen.refresh_all() if is_other else self.screen.refresh_head()
 
-    def _refresh_head(self) -> None:
-        if self.screen_stack and isinstance(self.screen, TopScreen):
-            self.screen.refresh_head()
-
-    def _ask(self, ask: Callable[[Any], Any], answer: Callable[[Any], None]) -> None:
-        def deliver(result: Any) -> None:
-            self.call_later(answer, result)
-
-        self.source.ask(ControllerQuestion(ask, deliver))
+    def _ask(self, question: Question, answer: Answer) -> None:
+        self.source.ask(question, lambda result: self.call_later(answer, result))
 
     # ------------------------------------------------------------ keys
 
     def action_pause(self) -> None:
         """Pause, or continue."""
         self.state.pause()
-        self._refresh()
+        self._refresh(True)
 
     def action_theme(self) -> None:
         """Change between light and dark."""
         self.theme = LIGHT if self.theme == DARK else DARK
-        self._refresh()
+        self._refresh(True)
 
     def action_help(self) -> None:
         """Show the keys, and what shapes and columns mean."""

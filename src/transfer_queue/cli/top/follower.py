@@ -6,14 +6,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Union
+from dataclasses import dataclass, replace
+from typing import Any
 
 from transfer_queue.cli.top.picture import Picture, make_picture
-from transfer_queue.cli.watch import ANSWER_SECONDS, PAUSE
-from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
+from transfer_queue.cli.watch import PAUSE, read_status
+from transfer_queue.client.control_client import ControlClient
 from transfer_queue.display import time_of_day
-from transfer_queue.errors import TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, find_successor
 from transfer_queue.system_folder.paths import SystemFolder
@@ -41,48 +41,25 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Silent:
-    """The controller does not reply."""
+class News:
+    """What the reader knows of the system now."""
 
-    text: str
-    """What happened, in a sentence."""
-
-
-@dataclass(frozen=True)
-class SystemEnded:
-    """The system has ended. The reader waits for a new one of the same name."""
-
-    text: str
-    """When and why, in sentences."""
-
-
-@dataclass(frozen=True)
-class Followed:
-    """A new system of the same name was found."""
-
-    text: str
-    """Who started it, in a sentence."""
+    seen: Seen | None = None
+    """The newest state; None before the first one."""
+    silence: str = ""
+    """Why the controller does not reply, in a sentence; "" if it does."""
+    ended: str = ""
+    """When and why the system ended, in sentences; "" if it runs. The reader then waits for a new one of its name."""
+    followed: str = ""
+    """Which system is followed now and who started it, in a sentence; "" if it is the first one."""
+    error: Exception | None = None
+    """The unexpected error that has ended the thread."""
 
 
-@dataclass(frozen=True)
-class Broken:
-    """The thread has ended because of an unexpected error."""
-
-    error: Exception
-    """The error."""
-
-
-News = Union[Seen, Silent, SystemEnded, Followed, Broken]
-
-
-@dataclass(frozen=True)
-class ControllerQuestion:
-    """What a screen asks the controller."""
-
-    ask: Callable[[ControlClient], Any]
-    """Makes the requests."""
-    answer: Callable[[Any], None]
-    """Gets the result, or the error, in the thread that reads."""
+Question = Callable[[ControlClient], Any]
+"""Makes the requests of a screen to the controller."""
+Answer = Callable[[Any], None]
+"""Gets the result of a question, or its error, in the thread that reads."""
 
 
 class Follower:
@@ -98,8 +75,9 @@ class Follower:
         self._name = name
         self._system = system
         self._every = every
-        self._questions: queue.SimpleQueue[ControllerQuestion | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[Question, Answer] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
+        self._news = News()
         self._deliver: Callable[[News], None] = lambda news: None
 
     def start(self, deliver: Callable[[News], None]) -> None:
@@ -108,9 +86,9 @@ class Follower:
         # As a daemon, because a request to a stopped controller must not delay the end of the command.
         threading.Thread(target=self._run, name="tq-top-reader", daemon=True).start()
 
-    def ask(self, question: ControllerQuestion) -> None:
+    def ask(self, question: Question, answer: Answer) -> None:
         """Ask the controller as soon as it can be reached."""
-        self._questions.put(question)
+        self._questions.put((question, answer))
 
     def stop(self) -> None:
         """End the delivery."""
@@ -124,7 +102,12 @@ class Follower:
                 if not self._stopped.is_set():
                     self._wait_for_successor()
         except Exception as error:  # the screen must not continue with old data without a message
-            self._deliver(Broken(error))
+            self._report(error=error)
+
+    def _report(self, **changes: Any) -> None:
+        """Deliver what has changed, together with what is known already."""
+        self._news = replace(self._news, **changes)
+        self._deliver(self._news)
 
     def _follow(self, system: RunningSystem) -> None:
         """Deliver what a system does until it ends."""
@@ -132,23 +115,18 @@ class Follower:
         with ControlClient(system) as client:
             while not self._stopped.is_set():
                 begun = time.monotonic()
-                try:
-                    client.read_timeline(recording, timeout=ANSWER_SECONDS)
-                    status = client.status(timeout=ANSWER_SECONDS)
-                except WaitTimeoutError:
-                    stopped = system.describe_stopped()
-                    why = f" {stopped[0].upper()}{stopped[1:]}." if stopped else ""
-                    self._deliver(Silent(f"The controller did not reply within {ANSWER_SECONDS:g} s.{why}"))
-                except ENDED_ERRORS as error:
-                    if not system.is_alive():
-                        return
-                    self._deliver(Silent(f"The controller cannot be reached: {error}"))
+                status = read_status(system, client, recording)
+                if status is None:
+                    return
+                if isinstance(status, str):
+                    self._report(silence=f"{status[0].upper()}{status[1:]}.")
                 else:
                     now = time.monotonic()
                     before, elapsed = statuses.add(status, now)
                     picture = make_picture(recording, status, before, elapsed)
                     log = system.log_of(("controller", 0))
-                    self._deliver(Seen(system.name, system.description.started_at, log, picture, now))
+                    seen = Seen(system.name, system.description.started_at, log, picture, now)
+                    self._report(seen=seen, silence="", ended="")
                 # On an overloaded machine a refresh may take long; it leaves at least as much time to other processes.
                 pause = max(begun + self._every - time.monotonic(), min(time.monotonic() - begun, self._every))
                 self._answer_questions(client, pause)
@@ -160,28 +138,27 @@ class Follower:
         limit = time.monotonic() + seconds
         while not self._stopped.is_set() and (left := limit - time.monotonic()) > 0:
             try:
-                question = self._questions.get(timeout=left)
+                asked = self._questions.get(timeout=left)
             except queue.Empty:
                 return
-            if question is not None:
+            if asked is not None:
+                question, answer = asked
                 try:
-                    question.answer(question.ask(client))
+                    answer(question(client))
                 except TransferQueueError as error:
-                    question.answer(error)
+                    answer(error)
 
     def _wait_for_successor(self) -> None:
         """Report that the system has ended, and wait for another one of its name."""
         old, when = self._system, time.strftime("%H:%M:%S")
-        reported = ""
         while not self._stopped.wait(PAUSE):
             reason = _why_ended(old, when)
-            if reason != reported:  # the logs of a crash exist only after a moment
-                reported = reason
-                self._deliver(SystemEnded(reason))
+            if reason != self._news.ended:  # the logs of a crash exist only after a moment
+                self._report(ended=reason)
             later = find_successor(self._name, old)
             if later is not None:
                 self._system = later
-                self._deliver(Followed(f"The system {later.name} is a new one, {later.describe()}."))
+                self._report(ended="", followed=f"The system {later.name} is a new one, {later.describe()}.")
                 return
 
 
@@ -210,10 +187,6 @@ OLD_AFTER = 3.0  # refreshes without a reply until the data counts as old
 MIN_OLD = 3.0  # the same in seconds, at least
 GAP_SHOWN = 60.0  # seconds for which the end of a gap, or a new system, is shown
 
-Ask = Callable[[Callable[[Any], Any], Callable[[Any], None]], None]
-"""Asks the controller: takes a function that makes the requests, and one that gets their result or their error."""
-
-
 class LiveState:
     """The state that the screens share.
 
@@ -223,46 +196,33 @@ class LiveState:
         clock: The time in seconds, as in `Seen.read_at`.
     """
 
-    def __init__(self, every: float, ask: Ask, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, every: float, ask: Callable[[Question, Answer], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun = clock()
         self.every = every
         """The seconds between two refreshes."""
         self.ask = ask
         """Asks the controller without blocking."""
-        self.seen: Seen | None = None
-        """The newest state; None before the first one."""
+        self.news = News()
+        """The newest of what is known."""
         self.shown: Seen | None = None
         """The state that the screens show: the newest one, unless they are paused."""
         self.paused = False
         """Whether the screens keep what they show."""
-        self.silence = ""
-        """Why the controller does not reply; "" if it does."""
-        self.ended = ""
-        """When and why the system ended; "" if it runs."""
-        self.followed = ""
-        """Which system is followed now; "" if it is the first one."""
 
     def add(self, news: News) -> bool:
         """Add what the reader has found. Returns whether the screens have to show something else."""
-        if isinstance(news, Seen):
-            self.seen, self.silence, self.ended = news, "", ""
-            if not self.paused or self.shown is None:
-                self.shown = news
-                return True
-        elif isinstance(news, Silent):
-            self.silence = news.text
-        elif isinstance(news, SystemEnded):
-            self.ended = news.text
-        elif isinstance(news, Followed):
-            self.ended, self.followed = "", news.text
-        return False
+        self.news = news
+        if self.paused and self.shown is not None:
+            return False
+        before, self.shown = self.shown, news.seen
+        return self.shown is not before
 
     def pause(self) -> None:
         """Pause, or continue with the newest state."""
         self.paused = not self.paused
         if not self.paused:
-            self.shown = self.seen
+            self.shown = self.news.seen
 
     @property
     def age(self) -> float:
@@ -272,7 +232,8 @@ class LiveState:
     @property
     def silent_for(self) -> float:
         """The seconds since the newest state was read, or since the first one is waited for."""
-        return self._clock() - (self.seen.read_at if self.seen is not None else self._begun)
+        seen = self.news.seen
+        return self._clock() - (self._begun if seen is None else seen.read_at)
 
     @property
     def is_old(self) -> bool:
@@ -281,13 +242,14 @@ class LiveState:
 
     def alarms(self) -> list[str]:
         """Return what is wrong, in sentences, the most important first."""
-        if self.ended:
-            return [f"{self.ended} Waiting for a new system of this name."]
+        news, seen = self.news, self.news.seen
+        if news.ended:
+            return [f"{news.ended} Waiting for a new system of this name."]
         alarms = []
-        if self.silence or self.is_old:
-            text = self.silence or "The controller does not reply."
-            log = f" Its log is in {self.seen.log}." if self.seen is not None and self.seen.log else ""
-            alarms.append(f"{text} The newest data is {self.silent_for:.0f} s old.{log}" if self.seen else text)
+        if news.silence or self.is_old:
+            text = news.silence or "The controller does not reply."
+            log = f" Its log is in {seen.log}." if seen is not None and seen.log else ""
+            alarms.append(text if seen is None else f"{text} The newest data is {self.silent_for:.0f} s old.{log}")
         if self.shown is not None:
             alarms += self._alarms_of(self.shown)
         return alarms
@@ -300,6 +262,6 @@ class LiveState:
         if gap is not None and picture.now - gap.end < GAP_SHOWN:
             what = f"{gap.missed:,} events were missed" if gap.missed else "The controller restarted: no events"
             alarms.append(f"{what} between {time_of_day(gap.start)} and {time_of_day(gap.end)}.")
-        if self.followed and picture.now - shown.started_at < GAP_SHOWN:
-            alarms.append(self.followed)
+        if self.news.followed and picture.now - shown.started_at < GAP_SHOWN:
+            alarms.append(self.news.followed)
         return alarms

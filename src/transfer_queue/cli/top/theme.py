@@ -9,11 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from rich.segment import Segment
 from rich.style import Style
 from textual.app import App
-from textual.color import Color
-from textual.filter import LineFilter
 from textual.theme import Theme
 
 _DARK = {
@@ -81,14 +78,3 @@ def _style_of_one(colors: dict[str, str], role: str, colorless: bool) -> Style:
 def style_of(app: App[Any], role: str) -> Style:
     """Return the style of a role in the theme of an app."""
     return _style(app.theme, role, app.no_color)
-
-
-class WithoutColors(LineFilter):
-    """Removes all colors, so that those of the terminal are used."""
-
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """See `LineFilter`."""
-        return [
-            Segment(text, style.without_color if style is not None else None, control)
-            for text, style, control in segments
-        ]

@@ -177,11 +177,11 @@ class TopScreen(Screen[None]):
     def _freshness(self) -> Cell:
         age = self.state.age
         age_text = f"{age:.0f} s old" if age >= 1 else "live"
-        if self.state.ended:
+        if self.state.news.ended:
             return [("× ended", "gone")]
         if self.state.paused:
             return [(f"‖ PAUSED, {age:.0f} s old", "held")]
-        if self.state.is_old or self.state.silence:
+        if self.state.is_old or self.state.news.silence:
             return [(f"! {age:.0f} s old", "gone")]
         return [(f"● {age_text}", "good" if age < 1 + self.state.every else "dim")]
 
