@@ -14,10 +14,9 @@ from transfer_queue.messages.reports.progress import PartitionProgress
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.event_table import EventTable, KindColumns, quantile, sum_by
 from transfer_queue.timeline.events import AHEAD, DEMAND, TIMED_OUT, EventKind
-from transfer_queue.timeline.spans import SpanState, WorkerSpans, measure_spans
+from transfer_queue.timeline.spans import SAME_TIME, SpanState, WorkerSpans, measure_spans
 
 HOLD_CAUSES = ("capacity", "policy", "demand")
-SAME_TIME = 1e-6  # events whose times differ by less, in seconds, belong to one step of the controller's loop
 MAX_CAUSES = 16
 
 
@@ -383,9 +382,7 @@ class _Attendance:
     """Which workers are connected, and which are gone."""
 
     def __init__(self, table: EventTable, spans: WorkerSpans) -> None:
-        last = spans.end >= spans.line.end - SAME_TIME
-        is_present = np.zeros(len(table.workers), bool)
-        is_present[spans.worker[last & (spans.state != SpanState.GONE)]] = True
+        is_present = _take(spans.state, spans.newest, SpanState.GONE) != SpanState.GONE
         self.alive = table.connected if table.recording.connected else is_present
         """The workers that are connected."""
         self.lost = np.isfinite(table.departed_at) & ~self.alive

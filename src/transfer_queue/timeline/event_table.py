@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from transfer_queue.display import list_workers, worker_text
+from transfer_queue.display import list_workers
 from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.timeline.events import EVENT, EventKind
 from transfer_queue.timeline.recording import Recording
@@ -39,16 +39,6 @@ class TaskWorkers:
     def clients(self) -> list[str]:
         """The newest client of each worker."""
         return [lane.client for lane in self.lanes]
-
-    def name(self, worker: int) -> str:
-        """Return the name of a worker, for people."""
-        rank = int(self.rank[worker])
-        return f"rank {rank}" if rank >= 0 else self.lanes[worker].label
-
-    def process_of(self, worker: int) -> str:
-        """Return the process of a worker whose name does not say it, as " (pid 17, node-1)"; "" otherwise."""
-        lane = self.lanes[worker]
-        return f" ({worker_text(pid=lane.pid, host=lane.host)})" if lane.rank >= 0 and lane.pid else ""
 
     def describe_processes(self, workers: Iterable[int]) -> str:
         """Return which processes some workers are or were, for example "rank 0, pid 17, node-1; rank 1, pid 9, b"."""
@@ -158,6 +148,15 @@ class EventTable:
     def task_name(self, number: int) -> str:
         """Return the name of a task by its number; "" for -1."""
         return self.workers.tasks[number] if number >= 0 else ""
+
+    def rows_over_time(self, kind: EventKind, start: float, step: float, count: int) -> np.ndarray:
+        """Return the rows of the events of one kind from a time on, as an array of (task, part of `step` seconds)."""
+        events = self.of(kind)
+        place = ((events.time - start) / step).astype(np.int64)
+        kept = (events.time >= start) & (place < count) & (events.task >= 0)
+        cells = events.task[kept] * count + place[kept]
+        sums = np.bincount(cells, events.rows[kept], len(self.workers.tasks) * count)
+        return sums.astype(np.float64).reshape(-1, count)
 
     @cached_property
     def takes(self) -> dict[str, tuple[str, ...]]:

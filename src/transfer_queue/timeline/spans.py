@@ -34,6 +34,7 @@ class SpanState(enum.IntEnum):
     """The connection has ended, and the client had not closed it."""
 
 
+SAME_TIME = 1e-6  # events whose times differ by less, in seconds, belong to one step of the controller's loop
 STATE_NAMES: dict[SpanState, str] = {state: state.name.lower() for state in SpanState if state != SpanState.UNKNOWN}
 """The names of the states in which something is known."""
 
@@ -65,6 +66,14 @@ class WorkerSpans:
         total = counted.astype(np.float64).reshape(len(self.workers), states)
         total[:, SpanState.UNKNOWN] = np.maximum(self.line.length - total.sum(axis=1), 0.0)
         return total
+
+    @cached_property
+    def newest(self) -> np.ndarray:
+        """The position of the span of each worker that lasts until the end of the window; -1 if there is none."""
+        newest = np.full(len(self.workers), -1, np.int64)
+        lasting = np.flatnonzero(self.end >= self.line.end - SAME_TIME)
+        newest[self.worker[lasting]] = lasting
+        return newest
 
     def shares(self) -> np.ndarray:
         """Return the share of the window of each worker in each state. The shares of a worker add up to 1."""

@@ -71,7 +71,7 @@ class _Trace:
         for track, kind in enumerate(kinds):
             workers = range(len(self.workers)) if kind is None else np.unique(kind.worker[kind.worker >= 0]).tolist()
             for worker in workers:
-                name = self.workers.name(worker) + TRACKS[track]
+                name = self.workers.lanes[worker].name + TRACKS[track]
                 yield _metadata("thread_name", self.process(worker), _thread(worker, track), name)
 
     def spans(self) -> Iterator[TraceEvent]:

@@ -288,9 +288,10 @@ def _cause(account: Account, bottleneck: Bottleneck, stage: TaskAccount | None) 
     if stage is not None and stage.closed and not stage.alive:
         return f"every {_task(stage.name)} worker has closed"
     if stage is not None and bottleneck.slow_rank is not None:
-        workers, worker = account.spans.workers, bottleneck.slow_rank.worker
+        lane = account.table.workers.lanes[bottleneck.slow_rank.worker]
         factor = f"{bottleneck.slow_rank.factor:.1f} times as long as its other ranks"
-        return f"{workers.name(worker)} of {_task(stage.name)} takes {factor}{workers.process_of(worker)}"
+        process = f" ({lane.process})" if lane.process else ""
+        return f"{lane.name} of {_task(stage.name)} takes {factor}{process}"
     hop = _held_hop(bottleneck)
     if hop is not None:
         return f"{_task(hop.task)} is held because {REASONS[hop.held]}"

@@ -77,10 +77,10 @@ def test_durations_have_a_unit(seconds: float, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"), [(None, ""), (0, "0"), (0.0004, "<0.001"), (0.02, "0.02"), (12.44, "12.4"), (1048, "1,048"),
+    ("rows", "words"), [(0, "0"), (0.0004, "<0.001"), (0.02, "0.02"), (12.44, "12.4"), (1048, "1,048"),
                         (12_300_000, "12.3M")],
 )  # fmt: skip
-def test_rates_have_at_most_three_digits_behind_the_point(rows: float | None, words: str) -> None:
+def test_rates_have_at_most_three_digits_behind_the_point(rows: float, words: str) -> None:
     assert cells.rate(rows) == words
 
 

@@ -12,7 +12,7 @@ from pipeline_simulation import PARTITION, WALL, Pipeline
 from timeline_replies import event, reply
 from top_pilot import empty_picture, partition, picture_at, timing, with_system
 
-from transfer_queue.cli.top.picture import HISTORY_BINS, list_load, list_memory, list_ranks, make_page, make_picture
+from transfer_queue.cli.top.picture import HISTORY_BINS, list_load, list_memory, list_ranks, list_samples, make_picture
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.messages.queries import SnapshotReply
 from transfer_queue.messages.reports.progress import UnitProgress
@@ -77,7 +77,7 @@ def test_waits_are_grouped_by_what_they_wait_for() -> None:
     assert row.rarest == "reward"
     assert row.producers == ("reward",)
     assert row.seconds == row.members[0].seconds == max(each.seconds for each in row.members)
-    assert {each.rank for each in row.members} <= {"rank 0", "rank 1"}
+    assert {each.lane.name for each in row.members} <= {"rank 0", "rank 1"}
     assert sum(len(each.members) for each in picture.waits) == len(picture.account.table.recording.open)
 
 
@@ -92,7 +92,8 @@ def test_puts_that_wait_are_held() -> None:
 def test_partitions_name_their_rarest_field_and_slowest_task() -> None:
     picture = picture_at(200.0, more=[partition("p", rows=20, produced=5, consumed=3, waiting_puts=2)])
     row = picture.partition("p")
-    assert (row.rarest, row.slowest, row.waiting) == (("reward", 5), ("train", 3), 2)
+    assert (row.rarest.name, row.rarest.produced) == ("reward", 5)
+    assert (row.slowest.name, row.slowest.consumed, row.waiting) == ("train", 3, 2)
     first = picture.partition(PARTITION)
     assert first.put_rate > 0
     assert picture.partition("other") is None
@@ -101,7 +102,7 @@ def test_partitions_name_their_rarest_field_and_slowest_task() -> None:
 def test_ranks_have_shares_that_add_up_and_spans_that_fill_the_window() -> None:
     picture = picture_at(200.0)
     ranks = list_ranks(picture, "reward")
-    assert [row.name for row in ranks] == [f"rank {number}" for number in range(4)]
+    assert [row.lane.name for row in ranks] == [f"rank {number}" for number in range(4)]
     assert ranks[3].state == "gone"
     for row in ranks:
         assert sum(row.shares.values()) == pytest.approx(1.0)
@@ -159,13 +160,11 @@ def test_an_empty_system_has_an_empty_picture() -> None:
 def test_a_page_of_samples() -> None:
     rows = np.arange(5, 7)
     produced = np.array([[1, 0], [1, 1]], np.int8)
-    page = make_page(
+    first, second = list_samples(
         SnapshotReply(True, 3, rows.tobytes(), ["a", "b"], produced.tobytes(), {"t": b"\x01\x00"}, None, None, 9)
     )
-    first, second = page.samples
     assert (first.index, first.key, first.missing, first.consumers) == (5, None, ["b"], ["t"])
     assert (second.missing, second.consumers) == ([], [])
-    assert (page.made, page.next_start) == (3, 9)
 
 
 def test_units_and_requests_are_those_of_the_status() -> None:

@@ -142,7 +142,7 @@ async def test_enter_on_a_wait_explains_it(top: TopPilot) -> None:
 async def test_enter_on_a_rank_that_waits_explains_its_wait(top: TopPilot) -> None:
     row = SLOW.waits[0]
     top.app.push_screen(TaskScreen(top.app.state, row.task))
-    await top.press("slash", *row.members[0].rank.replace(" ", "_").split("_")[-1], "enter", "enter")
+    await top.press("slash", *row.members[0].lane.name.replace(" ", "_").split("_")[-1], "enter", "enter")
     assert isinstance(top.app.screen, WaitScreen)
     assert top.app.screen.row.task == row.task
 

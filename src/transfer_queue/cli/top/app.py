@@ -25,8 +25,7 @@ from transfer_queue.cli.top.designs import LOAD, MEMORY, PARTITIONS, STAGES, WAI
 from transfer_queue.cli.top.detail_screens import PartitionScreen, TaskScreen, WaitScreen
 from transfer_queue.cli.top.follower import Answer, Follower, LiveState, News, Question
 from transfer_queue.cli.top.live_table import LiveTable
-from transfer_queue.cli.top.picture import Picture
-from transfer_queue.cli.top.rows import PartitionRow, StageRow, WaitRow
+from transfer_queue.cli.top.picture import PartitionRow, Picture, StageRow, WaitRow
 from transfer_queue.cli.top.theme import DARK, LIGHT, make_themes, style_of
 from transfer_queue.cli.top.top_screen import TopScreen
 from transfer_queue.display import printable_name

@@ -72,10 +72,8 @@ def count(number: float) -> str:
     return f"{number / 1000**power:.1f}{' kMGTP'[power]}"
 
 
-def rate(rows: float | None) -> str:
-    """Return a rate in at most 7 characters; "" if it is not known, and "0" for nothing."""
-    if rows is None:
-        return ""
+def rate(rows: float) -> str:
+    """Return a rate in at most 7 characters, "0" for nothing."""
     if rows <= 0:
         return "0"
     if rows >= 99.95:

@@ -23,7 +23,7 @@ from transfer_queue.cli.top.cells import (
     task_text,
 )
 from transfer_queue.cli.top.live_table import R, TableColumn, TableDesign
-from transfer_queue.cli.top.rows import (
+from transfer_queue.cli.top.picture import (
     FieldRow,
     LoadRow,
     MemoryRow,
@@ -59,10 +59,17 @@ def _progress(done: int, total: int, width: int, role: str) -> Cell:
 def _numbers(
     title: str, value: Callable[[R], Any], text: Callable[[Any], str], width: int, role: str = "", rank: int = 0
 ) -> TableColumn[R]:
-    """Return a column of numbers. The largest one comes first when the rows are sorted by it."""
-    return TableColumn(
-        title, lambda row, _: [(text(value(row)), role)], width, rank=rank, right=True, sort=value, descending=True
-    )
+    """Return a column of numbers, or of None. The largest one comes first when the rows are sorted by it."""
+
+    def cell(row: R, width: int) -> Cell:
+        number = value(row)
+        return [("" if number is None else text(number), role)]
+
+    def order(row: R) -> Any:
+        number = value(row)
+        return -1.0 if number is None else number
+
+    return TableColumn(title, cell, width, rank=rank, right=True, sort=order, descending=True)
 
 
 def _names(title: str, name: Callable[[R], str], text: Callable[[str], str], width: int, most: int) -> TableColumn[R]:
@@ -118,10 +125,6 @@ def _waits_for(row: StageRow, width: int) -> Cell:
     return [(name_text(field), ""), (" ← ", "dim"), (by, "strong"), *more]
 
 
-def _known(number: float, text: str) -> Cell:
-    return [(text, "") if number >= 0 else ("", "")]
-
-
 STAGES: TableDesign[StageRow] = TableDesign(
     "Stages",
     [
@@ -132,22 +135,17 @@ STAGES: TableDesign[StageRow] = TableDesign(
         TableColumn("waiting", _waiting, 12, 24, sort=lambda row: max(row.account.waits, row.account.held),
                     descending=True),
         TableColumn("works █ held ▒ waits ░", _where_time_goes, 22, 40, rank=4),
-        TableColumn("ready", lambda row, _: [(count(row.account.queue_rows) if row.account.takes else "", "")], 7,
-               right=True, sort=lambda row: row.account.queue_rows, descending=True),
+        _numbers("ready", lambda row: row.account.queue_rows if row.account.takes else None, count, 7),
         TableColumn("+/s", _growth, 7, rank=2, right=True, sort=lambda row: row.account.queue_growth, descending=True),
-        TableColumn("takes/s", lambda row, _: [(rate(row.account.claim_rate) if row.account.takes else "", "")], 7,
-               right=True, sort=lambda row: row.account.claim_rate, descending=True),
-        TableColumn("puts/s", lambda row, _: [(rate(row.account.put_rate) if row.account.puts else "", "")], 7,
-               right=True, sort=lambda row: row.account.put_rate, descending=True),
+        _numbers("takes/s", lambda row: row.account.claim_rate if row.account.takes else None, rate, 7),
+        _numbers("puts/s", lambda row: row.account.put_rate if row.account.puts else None, rate, 7),
         TableColumn("waits for ← from", _waits_for, 16, 44),
         TableColumn("last minute", lambda row, width: sparkline(row.history, width, "works"), 16, 30, rank=5),
-        _numbers("bytes/s", lambda row: row.nbytes, lambda nbytes: size_text(nbytes) if nbytes else "", 10, rank=6),
-        TableColumn("step", lambda row, _: _known(row.account.step or -1, duration(row.account.step)), 8, rank=7,
-               right=True, sort=lambda row: row.account.step, descending=True),
-        TableColumn("was ready", lambda row, _: _known(row.age.median, duration(row.age.median)), 9, rank=8, right=True,
-               sort=lambda row: row.age.median, descending=True),
-        TableColumn("staleness", lambda row, _: _known(row.staleness.median, staleness_text(row.staleness)), 12, rank=7,
-               right=True, sort=lambda row: row.staleness.mean, descending=True),
+        _numbers("bytes/s", lambda row: row.nbytes or None, size_text, 10, rank=6),
+        _numbers("step", lambda row: row.account.step or None, duration, 8, rank=7),
+        _numbers("was ready", lambda row: row.age and row.age.median, duration, 9, rank=8),
+        TableColumn("staleness", lambda row, _: [(staleness_text(row.staleness) if row.staleness else "", "")], 12,
+               rank=7, right=True, sort=lambda row: row.staleness.mean if row.staleness else -1.0, descending=True),
     ],
     key=lambda row: row.name,
     text=lambda row: f"{task_text(row.name)} {' '.join(row.account.takes)} {' '.join(row.account.puts)}",
@@ -185,7 +183,7 @@ WAITS: TableDesign[WaitRow] = TableDesign(
         _names("partition", lambda row: row.partition, name_text, 9, 24),
         _numbers("rows", lambda row: row.rows, count, 7, rank=1),
     ],
-    key=lambda row: (row.kind, row.task, row.partition, row.fields),
+    key=lambda row: row.key,
     text=lambda row: f"{task_text(row.task)} {row.partition} {' '.join(row.fields)} {' '.join(row.producers)}",
     empty="Nothing waits at this moment.",
 )  # fmt: skip
@@ -193,13 +191,13 @@ WAITS: TableDesign[WaitRow] = TableDesign(
 MEMBERS: TableDesign[WaitMember] = TableDesign(
     "Ranks that wait",
     [
-        _names("rank", lambda row: row.rank, name_text, 12, 48),
-        TableColumn("process", lambda row, _: [(row.process, "dim")], 12, 32, fits=True, rank=1),
+        _names("rank", lambda row: row.lane.name, name_text, 12, 48),
+        TableColumn("process", lambda row, _: [(row.lane.process, "dim")], 12, 32, fits=True, rank=1),
         _numbers("for", lambda row: row.seconds, duration, 8),
         _numbers("rows", lambda row: row.rows, count, 8),
     ],
-    key=lambda row: row.rank,
-    text=lambda row: f"{row.rank} {row.process}",
+    key=lambda row: row.lane.name,
+    text=lambda row: f"{row.lane.name} {row.lane.process}",
     empty="The task does not wait any more.",
 )  # fmt: skip
 
@@ -208,26 +206,19 @@ MEMBERS: TableDesign[WaitMember] = TableDesign(
 
 
 def _rarest(row: PartitionRow, width: int) -> Cell:
-    name, produced = row.rarest
-    if not row.progress.fields:
+    rarest, rows = row.rarest, row.progress.rows
+    if rarest is None:
         return [("no fields", "dim")]
-    rows = row.progress.rows
-    label = count_text(len(row.progress.fields), "field") if produced >= rows else name_text(name)
-    return [*_share(produced / rows if rows else 0.0, 12, "works"), (f" {label}", "dim")]
+    label = name_text(rarest.name) if rarest.produced < rows else count_text(len(row.progress.fields), "field")
+    return [*_share(rarest.produced / rows if rows else 0.0, 12, "works"), (f" {label}", "dim")]
 
 
 def _slowest(row: PartitionRow, width: int) -> Cell:
-    name, consumed = row.slowest
-    if not row.progress.tasks:
+    slowest, rows = row.slowest, row.progress.rows
+    if slowest is None:
         return [("no task", "dim")]
-    rows = row.progress.rows
-    label = count_text(len(row.progress.tasks), "task") if consumed >= rows else task_text(name)
-    return [*_share(consumed / rows if rows else 0.0, 12, "good"), (f" {label}", "dim")]
-
-
-def _policy(row: PartitionRow, width: int) -> Cell:
-    policy = row.progress.policy
-    return [("" if policy is None else f"{policy.version:,}", "")]
+    label = task_text(slowest.name) if slowest.consumed < rows else count_text(len(row.progress.tasks), "task")
+    return [*_share(slowest.consumed / rows if rows else 0.0, 12, "good"), (f" {label}", "dim")]
 
 
 def _notes(row: PartitionRow, width: int) -> Cell:
@@ -245,12 +236,11 @@ PARTITIONS: TableDesign[PartitionRow] = TableDesign(
         _numbers("samples", lambda row: row.progress.rows, count, 7),
         _numbers("size", lambda row: row.progress.nbytes, size_text, 9, "dim", rank=2),
         TableColumn("rarest field", _rarest, 23, 32,
-               sort=lambda row: row.rarest[1] / row.progress.rows if row.progress.rows else 1.0),
+               sort=lambda row: row.rarest.produced / row.progress.rows if row.rarest and row.progress.rows else 1.0),
         TableColumn("slowest task", _slowest, 21, 32, rank=1,
-               sort=lambda row: row.slowest[1] / row.progress.rows if row.progress.rows else 1.0),
-        _numbers("wait", lambda row: row.waiting, lambda waiting: f"{waiting:,}" if waiting else "", 4, "waits"),
-        TableColumn("policy", _policy, 6, rank=3, right=True,
-               sort=lambda row: -1 if row.progress.policy is None else row.progress.policy.version, descending=True),
+               sort=lambda row: row.slowest.consumed / row.progress.rows if row.slowest and row.progress.rows else 1.0),
+        _numbers("wait", lambda row: row.waiting or None, "{:,}".format, 4, "waits"),
+        _numbers("policy", lambda row: row.progress.policy and row.progress.policy.version, "{:,}".format, 6, rank=3),
         _numbers("puts/s", lambda row: row.put_rate, rate, 7, rank=4),
         _numbers("takes/s", lambda row: row.claim_rate, rate, 7, rank=4),
         TableColumn("notes", _notes, 12, WIDE, rank=5),
@@ -272,8 +262,7 @@ FIELDS: TableDesign[FieldRow] = TableDesign(
         _names("field", lambda row: row.progress.name, name_text, 8, 32),
         TableColumn("samples that have it", lambda row, width: _progress(row.progress.produced, row.rows, width,
                "works"), 28, 48, sort=lambda row: row.progress.produced),
-        TableColumn("puts/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
-               descending=True),
+        _numbers("puts/s", lambda row: row.speed, rate, 7),
         TableColumn("put by", lambda row, _: [(", ".join(map(task_text, row.producers)), "")], 8, 24,
                sort=lambda row: row.producers),
         TableColumn("type", _field_notes, 12, WIDE, rank=1, sort=lambda row: row.progress.type),
@@ -302,8 +291,7 @@ TASKS: TableDesign[TaskRow] = TableDesign(
         _names("task", lambda row: row.progress.name, task_text, 8, 32),
         TableColumn("samples consumed", lambda row, width: _progress(row.progress.consumed, row.partition.rows, width,
                "good"), 28, 48, sort=lambda row: row.progress.consumed),
-        TableColumn("takes/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
-               descending=True),
+        _numbers("takes/s", lambda row: row.speed, rate, 7),
         TableColumn("waiting, claimed, skipped", _task_notes, 20, WIDE, sort=lambda row: row.progress.longest_wait,
                descending=True),
     ],
@@ -371,8 +359,7 @@ MEMORY: TableDesign[MemoryRow] = TableDesign(
     [
         TableColumn("values", _memory_name, 9, 24, fits=True, sort=lambda row: (row.tier, row.unit is not None)),
         TableColumn("held █ leased ▒", _memory_bar, 15, 40, sort=lambda row: row.leased, descending=True),
-        TableColumn("held", lambda row, _: [("" if row.held is None else size_text(row.held), "")], 9, right=True,
-               sort=lambda row: row.held or 0, descending=True),
+        _numbers("held", lambda row: row.held, size_text, 9),
         _numbers("leased", lambda row: row.leased, size_text, 9),
         _numbers("capacity", lambda row: row.capacity, lambda nbytes: size_text(nbytes) if nbytes else "not known", 9),
         TableColumn("", _memory_note, 13, rank=1),
@@ -392,8 +379,7 @@ LOAD: TableDesign[LoadRow] = TableDesign(
     [
         TableColumn("request", lambda row, _: [("sampler " if row.sampler else "", "dim"), (name_text(row.name), "")],
                12, 28, fits=True, sort=lambda row: row.name),
-        TableColumn("each s", lambda row, _: [(rate(row.rate), "")], 7, right=True, sort=lambda row: row.rate or 0.0,
-               descending=True),
+        _numbers("each s", lambda row: row.rate, rate, 7),
         TableColumn("busy", _busy, 12, 24, sort=lambda row: row.busy or 0.0, descending=True),
         _numbers("mean", lambda row: row.typical, duration, 8),
         _numbers("99 %", lambda row: row.slow, duration, 8),
@@ -419,21 +405,19 @@ def ranks_design(start: float, end: float) -> TableDesign[RankRow]:
         "Ranks",
         [
             TableColumn("", lambda row, _: [state_piece(row.state)], 1),
-            TableColumn("rank", lambda row, _: [(name_text(row.name), "")], 8, 40, fits=True,
-                   sort=lambda row: (row.number, row.client)),
+            TableColumn("rank", lambda row, _: [(name_text(row.lane.name), "")], 8, 40, fits=True,
+                   sort=lambda row: (row.lane.rank, row.lane.client)),
             TableColumn("now", lambda row, _: [(row.state, row.state)], 5, sort=lambda row: row.state),
-            TableColumn("for", lambda row, _: [(duration(row.seconds), "")], 8, right=True,
-                   sort=lambda row: row.seconds if row.seconds == row.seconds else -1.0, descending=True),
+            _numbers("for", lambda row: row.seconds, duration, 8),
             TableColumn("waits", lambda row, width: _share(row.shares["waits"], width, "waits"), 12, 16,
                    sort=lambda row: row.shares["waits"], descending=True),
-            TableColumn("works", lambda row, _: [(percent(row.shares["works"]), "works")], 5, rank=1, right=True,
-                   sort=lambda row: row.shares["works"], descending=True),
-            TableColumn("rows/s", lambda row, _: [(rate(row.rate), "")], 7, right=True, sort=lambda row: row.rate),
+            _numbers("works", lambda row: row.shares["works"], percent, 5, "works", rank=1),
+            _numbers("rows/s", lambda row: row.rate, rate, 7),
             TableColumn(f"the last {duration(end - start)}: works █ held ▒ waits ░",
                    lambda row, width: strip(row.spans, start, end, width), 20, 200),
-            TableColumn("process", lambda row, _: [(row.process, "dim")], 12, 32, fits=True, rank=2),
+            TableColumn("process", lambda row, _: [(row.lane.process, "dim")], 12, 32, fits=True, rank=2),
         ],
-        key=lambda row: row.worker,
-        text=lambda row: f"{row.name} {row.state} {row.process}",
+        key=lambda row: (row.lane.rank, row.lane.client if row.lane.rank < 0 else ""),
+        text=lambda row: f"{row.lane.name} {row.state} {row.lane.process}",
         empty="No rank of this task is known.",
     )  # fmt: skip

@@ -29,8 +29,18 @@ from transfer_queue.cli.top.cells import (
 from transfer_queue.cli.top.designs import FIELDS, MEMBERS, SAMPLES, TASKS, ranks_design
 from transfer_queue.cli.top.follower import LiveState
 from transfer_queue.cli.top.live_table import LiveTable
-from transfer_queue.cli.top.picture import Picture, SamplePage, list_ranks, make_page, queues_of
-from transfer_queue.cli.top.rows import UNKNOWN, FieldRow, PartitionRow, RankRow, SampleRow, StageRow, TaskRow, WaitRow
+from transfer_queue.cli.top.picture import (
+    FieldRow,
+    PartitionRow,
+    Picture,
+    RankRow,
+    SampleRow,
+    StageRow,
+    TaskRow,
+    WaitRow,
+    list_ranks,
+    list_samples,
+)
 from transfer_queue.cli.top.top_screen import TopScreen
 from transfer_queue.display import count_text, listed_names, time_of_day
 from transfer_queue.messages.base import Done
@@ -110,12 +120,12 @@ class TaskScreen(DetailScreen):
         row = event.row
         waits = self.state.shown.picture.waits if self.state.shown is not None else ()
         if isinstance(row, RankRow):
-            waits_of_task = (each for each in waits if each.task == self.task_name)
-            wait = next((each for each in waits_of_task if any(one.rank == row.name for one in each.members)), None)
+            name, of_task = row.lane.name, (each for each in waits if each.task == self.task_name)
+            wait = next((each for each in of_task if any(one.lane.name == name for one in each.members)), None)
             if wait is not None:
                 self.app.push_screen(WaitScreen(self.state, wait))
             else:
-                self.notify(f"{row.name} does not wait at this moment.", markup=False, timeout=3)
+                self.notify(f"{name} does not wait at this moment.", markup=False, timeout=3)
 
 
 def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
@@ -134,22 +144,13 @@ def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
     yield "time", shares or [("nothing is known", "dim")]
     if stage.takes:
         growth = f", {rate(abs(stage.queue_growth))} {'more' if stage.queue_growth > 0 else 'fewer'} each second"
+        every = f", a claim every {duration(stage.step)}" if stage.step else ""
+        rest = (growth if abs(stage.queue_growth) >= 0.05 else "") + _queues(picture, row.name)
         yield (
             "takes",
-            [
-                (listed_names(stage.takes), ""),
-                (f"  {rate(stage.claim_rate)} samples each second", "dim"),
-                (f", a claim every {duration(stage.step)}" if stage.step else "", "dim"),
-            ],
+            [(listed_names(stage.takes), ""), (f"  {rate(stage.claim_rate)} samples each second{every}", "dim")],
         )
-        yield (
-            "ready",
-            [
-                (f"{stage.queue_rows:,} samples", ""),
-                (growth if abs(stage.queue_growth) >= 0.05 else "", "dim"),
-                (_queues(picture, row.name), "dim"),
-            ],
-        )
+        yield "ready", [(f"{stage.queue_rows:,} samples", ""), (rest, "dim")]
     if stage.puts:
         yield "puts", [(listed_names(stage.puts), ""), (f"  {rate(stage.put_rate)} samples each second", "dim")]
     waits: list[Piece] = []
@@ -158,19 +159,26 @@ def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
         waits += [(f"{percent(share * stage.waits)} ", "waits"), (name_text(field), "strong"), (f" {by}   ", "dim")]
     if waits:
         yield "waits for", waits
-    if row.age is not UNKNOWN or row.staleness is not UNKNOWN:
-        age, stale = row.age, row.staleness
-        yield "samples", [
-            (f"were ready for {duration(age.median)} (median), {duration(age.largest)} at most   "
-             if age is not UNKNOWN else "", ""),
-            (f"{stale.mean:.1f} policy versions old (mean), {stale.largest:.0f} at most"
-             if stale is not UNKNOWN else "", ""),
-        ]  # fmt: skip
+    age, stale = row.age, row.staleness
+    if age or stale:
+        yield (
+            "samples",
+            [
+                (
+                    f"were ready for {duration(age.median)} (median), {duration(age.largest)} at most   "
+                    if age
+                    else "",
+                    "",
+                ),
+                (f"{stale.mean:.1f} policy versions old (mean), {stale.largest:.0f} at most" if stale else "", ""),
+            ],
+        )
 
 
 def _queues(picture: Picture, task: str) -> str:
     """Return the partitions with the most samples that a task has not consumed."""
-    left = [(rows - consumed, name) for name, consumed, rows in queues_of(picture, task) if rows > consumed]
+    progress = [(each.progress, one) for each in picture.partitions for one in each.progress.tasks if one.name == task]
+    left = [(its.rows - one.consumed, its.name) for its, one in progress if its.rows > one.consumed]
     left.sort(key=lambda each: -each[0])
     queues = ", ".join(f"{count(rows)} in {name_text(name)}" for rows, name in left[:MAX_QUEUES])
     more = f", and in {len(left) - MAX_QUEUES:,} more partitions" if len(left) > MAX_QUEUES else ""
@@ -231,39 +239,29 @@ class WaitScreen(ExplainedScreen):
     def question(self) -> Callable[[Any], str]:
         """See `ExplainedScreen`."""
         row = self.row
-        if row.kind == "held":
-            request = Explain(row.partition, task=row.task, fields=list(row.fields))
-        else:
-            request = Explain(row.partition, task=row.task, fields=list(row.fields), count=row.rows)
+        count = None if row.kind == "held" else row.rows
+        request = Explain(row.partition, task=row.task, fields=list(row.fields), count=count)
         return lambda client: sentence_lines(str(client.request(request, Done).value))
 
     def show_picture(self, picture: Picture) -> None:
         """See `TopScreen`."""
         super().show_picture(picture)
-        old = self.row
-        same = (old.kind, old.task, old.partition, old.fields)
-        row = next(
-            (each for each in picture.waits if (each.kind, each.task, each.partition, each.fields) == same), None
-        )
-        self.members.set_rows(row.members if row is not None else ())
-        self.row = row or old
-        what_waits = "put" if old.kind == "held" else "claim"
-        number = count_text(len(row.members) if row is not None else 0, what_waits)
-        verb = "waits" if row is not None and len(row.members) == 1 else "wait"
-        what: list[Piece] = (
-            [(listed_names(old.fields), "strong")] if old.fields else [("space or a policy version", "held")]
-        )
-        makers = ", ".join(map(task_text, self.row.producers)) or "no task yet"
-        by: list[Piece] = [("put by", "dim"), (f" {makers}", "")] if old.fields else []
+        now = next((each for each in picture.waits if each.key == self.row.key), None)
+        members = () if now is None else now.members
+        row = self.row = now or self.row
+        self.members.set_rows(members)
+        number = count_text(len(members), "put" if row.kind == "held" else "claim")
+        what: list[Piece] = [("space or a policy version", "held")]
+        if row.fields:
+            makers = ", ".join(map(task_text, row.producers)) or "no task yet"
+            rarest = f"   {name_text(row.rarest)} is the rarest, put by"
+            what = [(listed_names(row.fields), "strong"), (rarest, "dim"), (f" {makers}", "")]
         self.show_facts(
             _labelled(
                 [
-                    ("task", [(task_text(old.task), "strong"), (f"  {number} {verb}", "")]),
-                    ("partition", [(name_text(old.partition), "")]),
-                    (
-                        "for",
-                        [*what, *([(f"   {name_text(self.row.rarest)} is the rarest, ", "dim"), *by] if by else [])],
-                    ),
+                    ("task", [(task_text(row.task), "strong"), (f"  {number} wait{'s' * (len(members) == 1)}", "")]),
+                    ("partition", [(name_text(row.partition), "")]),
+                    ("for", what),
                 ]
             )
         )
@@ -292,10 +290,10 @@ class PartitionScreen(DetailScreen):
         self.fields = LiveTable(FIELDS, "1", "fields")
         self.tasks_table = LiveTable(TASKS, "2", "tasks")
         self.samples = LiveTable(SAMPLES, "3", "samples")
-        self._pages: list[SamplePage] = []
+        self._newest: SnapshotReply | None = None
         self._is_reading = False
         self._read_at = -math.inf
-        self._more_wanted = False
+        self._has_more_pages = False
 
     def place(self) -> str:
         """See `TopScreen`."""
@@ -316,19 +314,14 @@ class PartitionScreen(DetailScreen):
             return
         self.show_facts(_partition_facts(row))
         speeds, its = picture.rates_of(row.progress), row.progress
-        producers = picture.account.table.producers
-        self.fields.set_rows(
-            [
-                FieldRow(
-                    each, its.rows, speeds.get((its.name, "field", each.name)),
-                    producers.get(each.name, []),
-                )
-                for each in its.fields
-            ]
-        )  # fmt: skip
+        makers = picture.account.table.producers
+        self.fields.set_rows([
+            FieldRow(each, its.rows, speeds.get((its.name, "field", each.name)), makers.get(each.name, []))
+            for each in its.fields
+        ])  # fmt: skip
         self.tasks_table.set_rows([TaskRow(each, its, speeds.get((its.name, "task", each.name))) for each in its.tasks])
-        if len(self._pages) < 2 and time.monotonic() - self._read_at >= SAMPLES_EVERY:
-            self._read(0, None)
+        if not self._has_more_pages and time.monotonic() - self._read_at >= SAMPLES_EVERY:
+            self._read(None)
 
     def fit_tables(self) -> None:
         """See `TopScreen`."""
@@ -339,24 +332,23 @@ class PartitionScreen(DetailScreen):
 
     # ------------------------------------------------------------ samples
 
-    def _read(self, start: int, made: int | None) -> None:
-        """Read a page of samples."""
+    def _read(self, after: SnapshotReply | None) -> None:
+        """Read the page of samples after another one; the first one if it is None."""
         if not self._is_reading:
             self._is_reading = True
-            request = TakeSnapshot(self.partition, made, start)
-            self.state.ask(lambda client: client.request(request, SnapshotReply), self._show_page)
+            place = (None, 0) if after is None else (after.made, after.start or 0)
+            request = TakeSnapshot(self.partition, *place)
+            ask, show = (lambda client: client.request(request, SnapshotReply)), self._show_page
+            self.state.ask(ask, lambda reply: show(reply, after))
 
-    def _show_page(self, reply: Any) -> None:
+    def _show_page(self, reply: Any, after: SnapshotReply | None) -> None:
         self._is_reading, self._read_at = False, time.monotonic()
         if not isinstance(reply, SnapshotReply) or not reply.known:
             return
-        page = make_page(reply)
-        first = not self._pages or page.made != self._pages[0].made or (len(self._pages) == 1 and not self._more_wanted)
-        self._pages = [page] if first else [*self._pages, page]
-        self._more_wanted = False
-        samples = [each for one in self._pages for each in one.samples]
+        self._newest, self._has_more_pages = reply, after is not None and after.made == reply.made
+        samples = [*(self.samples.rows if self._has_more_pages else ()), *list_samples(reply)]
         note = f"as of {time.strftime('%H:%M:%S')}; enter opens one, g goes to one"
-        if page.next_start is not None:
+        if reply.start is not None:
             note = f"the first {len(samples):,}, {note}"
         self.samples.set_rows(samples, note)
         self.fit_tables()
@@ -364,14 +356,12 @@ class PartitionScreen(DetailScreen):
     @on(LiveTable.EndReached)
     def read_more(self, event: LiveTable.EndReached) -> None:
         """Read the next page of samples."""
-        if event.table is self.samples and self._pages and self._pages[-1].next_start is not None:
-            self._more_wanted = True
-            self._read(self._pages[-1].next_start, self._pages[-1].made)
+        if event.table is self.samples and self._newest is not None and self._newest.start is not None:
+            self._read(self._newest)
 
     def action_read(self) -> None:
         """Read the samples again, from the first one on."""
-        self._pages = []
-        self._read(0, None)
+        self._read(None)
 
     def action_go(self) -> None:
         """Ask which sample to open."""

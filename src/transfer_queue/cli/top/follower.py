@@ -58,7 +58,7 @@ class News:
 
 Question = Callable[[ControlClient], Any]
 """Makes the requests of a screen to the controller."""
-Answer = Callable[[Any], None]
+Answer = Callable[[Any], object]
 """Gets the result of a question, or its error, in the thread that reads."""
 
 
@@ -78,9 +78,9 @@ class Follower:
         self._questions: queue.SimpleQueue[tuple[Question, Answer] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._news = News()
-        self._deliver: Callable[[News], None] = lambda news: None
+        self._deliver: Callable[[News], object] = lambda news: None
 
-    def start(self, deliver: Callable[[News], None]) -> None:
+    def start(self, deliver: Callable[[News], object]) -> None:
         """Begin to deliver news, from another thread."""
         self._deliver = deliver
         # As a daemon, because a request to a stopped controller must not delay the end of the command.
@@ -187,6 +187,7 @@ OLD_AFTER = 3.0  # refreshes without a reply until the data counts as old
 MIN_OLD = 3.0  # the same in seconds, at least
 GAP_SHOWN = 60.0  # seconds for which the end of a gap, or a new system, is shown
 
+
 class LiveState:
     """The state that the screens share.
 
@@ -196,7 +197,9 @@ class LiveState:
         clock: The time in seconds, as in `Seen.read_at`.
     """
 
-    def __init__(self, every: float, ask: Callable[[Question, Answer], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, every: float, ask: Callable[[Question, Answer], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._begun = clock()
         self.every = every

@@ -1,35 +1,22 @@
-"""What `tq top` shows at one moment: the state of a system, computed from a recording and a status."""
+"""What `tq top` shows at one moment: the rows of its tables, computed from a recording and a status."""
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from transfer_queue.cli.status_table import rates
-from transfer_queue.cli.top.rows import (
-    UNKNOWN,
-    LoadRow,
-    MemoryRow,
-    PartitionRow,
-    RankRow,
-    SampleRow,
-    StageRow,
-    WaitMember,
-    WaitRow,
-)
-from transfer_queue.display import worker_text
+from transfer_queue.cli.status_table import Rates, rates
 from transfer_queue.messages.queries import SnapshotReply
-from transfer_queue.messages.reports.progress import PartitionProgress
-from transfer_queue.messages.reports.timeline import Verdict
+from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress, UnitProgress
+from transfer_queue.messages.reports.timeline import Lane, Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.messages.tag_table import tag_rows
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
-from transfer_queue.timeline.account import Account
-from transfer_queue.timeline.event_table import TaskWorkers, order_by_flow
+from transfer_queue.timeline.account import Account, Spread, TaskAccount
+from transfer_queue.timeline.event_table import order_by_flow
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Gap, Recording
 from transfer_queue.timeline.spans import STATE_NAMES, SpanState
@@ -78,8 +65,7 @@ class Picture:
     @property
     def gap(self) -> Gap | None:
         """The newest gap in the recording; None if there is none."""
-        gaps = self.account.table.recording.gaps
-        return gaps[-1] if gaps else None
+        return next(reversed(self.account.table.recording.gaps), None)
 
     def partition(self, name: str) -> PartitionRow | None:
         """Return the partition of this name; None if it does not exist."""
@@ -89,7 +75,7 @@ class Picture:
         """Return the task of this name; None if the recording has none."""
         return next((each for each in self.stages if each.name == name), None)
 
-    def rates_of(self, partition: PartitionProgress) -> Mapping[tuple[str, str, str], float]:
+    def rates_of(self, partition: PartitionProgress) -> Rates:
         """Return the rates of the fields and tasks of one partition; empty if there is no earlier status."""
         if self.before is None or self.elapsed <= 0:
             return {}
@@ -117,93 +103,177 @@ def make_picture(
     )  # fmt: skip
 
 
+# ---------------------------------------------------------------- stages
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A task, as a line of the table of stages."""
+
+    account: TaskAccount
+    """Its shares, rates, ranks and queue."""
+    slowest: bool
+    """True if the verdict names it."""
+    missing: tuple[tuple[str, str | None, float], ...]
+    """(field, task that puts it, share of the waiting) of what it waits for, the largest share first."""
+    age: Spread | None
+    """For how many seconds claimed rows were ready before; None if this is not known."""
+    staleness: Spread | None
+    """By how many policy versions claimed rows were old; None if this is not known."""
+    nbytes: float
+    """The bytes that it puts, in bytes per second."""
+    history: Sequence[float]
+    """The rows per second that it claimed, or put if it claims none, in equal parts of the last minute."""
+    hold_cause: str
+    """What holds its puts back, as in `Account.hold_causes`; "" if nothing does, or it is not known."""
+
+    @property
+    def name(self) -> str:
+        """The name of the task; "" for clients without a task."""
+        return self.account.name
+
+    @property
+    def state(self) -> str:
+        """What it does for the largest part of its time: waits, held, works, idle; or gone, if no rank is left."""
+        account = self.account
+        if not account.alive:
+            return "gone" if account.lost else "ended"
+        shares = {"waits": account.waits, "held": account.held, "works": account.works, "idle": account.idle}
+        state = max(shares, key=lambda name: shares[name])
+        return "works" if state == "idle" and not account.takes else state
+
+
 def list_stages(account: Account, verdict: Verdict) -> Iterator[StageRow]:
     """Return the tasks in the order of the pipeline."""
-    table, start, seconds = account.table, account.spans.line.start, max(account.spans.line.length, 1e-9)
-    puts = table.of(EventKind.PUT)
-    first = puts.first_after(start)
-    nbytes = np.bincount(
-        puts.task[first:] + 1, puts.column("bytes")[first:].astype(np.float64), len(table.workers.tasks) + 1
-    )
-    numbers = {name: number for number, name in enumerate(table.workers.tasks)}
-    histories = {kind: _histories(account, kind) for kind in (EventKind.CLAIM, EventKind.PUT)}
-    for name in _pipeline_order(account):
-        task = account.tasks[name]
+    table, seconds = account.table, max(account.spans.line.length, 1e-9)
+    puts, tasks = table.of(EventKind.PUT), table.workers.tasks
+    first = puts.first_after(account.spans.line.start)
+    nbytes = np.bincount(puts.task[first:] + 1, puts.column("bytes")[first:].astype(np.float64), len(tasks) + 1)
+    start, step = table.recording.now - HISTORY_SECONDS, HISTORY_SECONDS / HISTORY_BINS
+    histories = {kind: table.rows_over_time(kind, start, step, HISTORY_BINS) / step for kind in (_CLAIM, _PUT)}
+    names = list(account.tasks)
+    for name in names if len(names) > MAX_ORDERED else order_by_flow(table, names):
+        task, number = account.tasks[name], tasks.index(name)
         missing = sorted(account.missing.get(name, {}).items(), key=lambda each: -each[1])
         total = sum(share for _, share in missing)
-        history = histories[EventKind.CLAIM if task.takes else EventKind.PUT][numbers[name]]
         yield StageRow(
             task, verdict.stage == name,
             tuple((field, maker, share / total) for (field, maker), share in missing if field and share > 0),
-            account.ages.get(name, UNKNOWN), account.staleness.get(name, UNKNOWN),
-            float(nbytes[numbers[name] + 1]) / seconds, tuple(history.tolist()), account.hold_causes.get(name, ""),
+            account.ages.get(name), account.staleness.get(name), float(nbytes[number + 1]) / seconds,
+            histories[_CLAIM if task.takes else _PUT][number].tolist(), account.hold_causes.get(name, ""),
         )  # fmt: skip
 
 
-def _histories(account: Account, kind: EventKind) -> np.ndarray:
-    """Return the rows per second of the events of one kind, as an array of (task, part of the last minute)."""
-    table, now = account.table, account.table.recording.now
-    events, tasks = table.of(kind), len(table.workers.tasks)
-    first = events.first_after(now - HISTORY_SECONDS)
-    part = HISTORY_SECONDS / HISTORY_BINS
-    at = np.clip(((events.time[first:] - (now - HISTORY_SECONDS)) / part).astype(np.int64), 0, HISTORY_BINS - 1)
-    cells = (events.task[first:] + 1) * HISTORY_BINS + at
-    sums = np.bincount(cells, events.rows[first:], (tasks + 1) * HISTORY_BINS)
-    return sums.reshape(tasks + 1, HISTORY_BINS)[1:] / part
+_CLAIM, _PUT = EventKind.CLAIM, EventKind.PUT
 
 
-def _pipeline_order(account: Account) -> list[str]:
-    names = list(account.tasks)
-    return names if len(names) > MAX_ORDERED else order_by_flow(account.table, names)
+# ---------------------------------------------------------------- waits
 
 
-def _process(workers: TaskWorkers, worker: int) -> str:
-    """Return the process of a rank, for people; "" if its name says it already."""
-    lane = workers.lanes[worker]
-    return worker_text(pid=lane.pid, host=lane.host) if workers.rank[worker] >= 0 and lane.pid else ""
+@dataclass(frozen=True)
+class WaitMember:
+    """A request that waits."""
+
+    lane: Lane
+    """Its client."""
+    seconds: float
+    """For how many seconds it has waited."""
+    rows: int
+    """The number of rows that it waits to get, or to put."""
 
 
-def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
+@dataclass(frozen=True)
+class WaitRow:
+    """The requests of one task that wait for the same fields."""
+
+    kind: str
+    """"waits": claims. "held": puts and reservations. "early": claims for a batch that the rank does not need yet."""
+    task: str
+    """The task; "" for clients without one."""
+    partition: str
+    """The partition."""
+    fields: tuple[str, ...]
+    """The fields of the claims; empty for puts."""
+    demand: bool
+    """True if producers wait for group demand."""
+    members: Sequence[WaitMember]
+    """Each request, the oldest first."""
+    rarest: str
+    """The field among them that the fewest samples of the partition have; "" for puts."""
+    producers: tuple[str, ...]
+    """The tasks that put the rarest field."""
+
+    @property
+    def key(self) -> tuple[str, str, str, tuple[str, ...]]:
+        """Identifies the wait."""
+        return self.kind, self.task, self.partition, self.fields
+
+    @property
+    def seconds(self) -> float:
+        """For how many seconds the oldest of them has waited."""
+        return self.members[0].seconds
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that the oldest one waits to get, or to put."""
+        return self.members[0].rows
+
+
+def list_waits(account: Account, status: SystemStatus) -> list[WaitRow]:
     """Return the open claims, puts and reservations, grouped by what they wait for."""
-    recording, workers = account.table.recording, account.table.workers
+    recording = account.table.recording
     groups: dict[tuple[str, str, str, tuple[str, ...], bool], list[WaitMember]] = defaultdict(list)
     for wait in recording.open:
-        worker = int(workers.of_lane[wait.lane])
+        lane = recording.lanes[wait.lane]
         kind = "held" if wait.holds else "early" if wait.ahead else "waits"
-        key = kind, recording.lanes[wait.lane].task, wait.partition, tuple(wait.fields), wait.demand
-        name = workers.name(worker) if worker >= 0 else ""
-        process = _process(workers, worker) if worker >= 0 else ""
-        groups[key].append(WaitMember(name, process, max(recording.now - wait.since, 0.0), wait.rows))
+        member = WaitMember(lane, max(recording.now - wait.since, 0.0), wait.rows)
+        groups[kind, lane.task, wait.partition, tuple(wait.fields), wait.demand].append(member)
     progress = {each.name: each for each in status.partitions}
     rows = []
     for (kind, task, partition, fields, demand), members in groups.items():
-        members.sort(key=lambda each: -each.seconds)
-        entry = progress.get(partition)
-        produced = {} if entry is None else {each.name: each.produced for each in entry.fields if each.name in fields}
+        produced = {each.name: each.produced for each in progress[partition].fields} if partition in progress else {}
         rarest = min(fields, key=lambda name: produced.get(name, 0), default="")
         others = tuple(maker for maker in account.table.producers.get(rarest, ()) if maker != task)
-        oldest = members[0]
-        rows.append(
-            WaitRow(task, partition, fields, kind, oldest.seconds, oldest.rows, tuple(members), rarest, others, demand)
-        )
-    yield from sorted(rows, key=lambda row: (row.kind == "early", -row.seconds))
+        members.sort(key=lambda each: -each.seconds)
+        rows.append(WaitRow(kind, task, partition, fields, demand, members, rarest, others))
+    return sorted(rows, key=lambda row: (row.kind == "early", -row.seconds))
+
+
+# ---------------------------------------------------------------- partitions
+
+
+@dataclass(frozen=True)
+class PartitionRow:
+    """A partition, as a line of the table of partitions."""
+
+    progress: PartitionProgress
+    """Its progress."""
+    put_rate: float
+    """The rows of its puts, in rows per second."""
+    claim_rate: float
+    """The rows of its claims, in rows per second."""
+
+    @property
+    def rarest(self) -> FieldProgress | None:
+        """The field that the fewest samples have; None without fields."""
+        return min(self.progress.fields, key=lambda each: each.produced, default=None)
+
+    @property
+    def slowest(self) -> TaskProgress | None:
+        """The task that has consumed the fewest samples; None without tasks."""
+        return min(self.progress.tasks, key=lambda each: each.consumed, default=None)
+
+    @property
+    def waiting(self) -> int:
+        """The number of claims and puts that wait."""
+        return sum(task.waiting for task in self.progress.tasks) + self.progress.waiting_puts
 
 
 def list_partitions(account: Account, status: SystemStatus) -> Iterator[PartitionRow]:
     """Return the partitions in the order of the status."""
-    put, claimed = _rates_by_partition(account, EventKind.PUT), _rates_by_partition(account, EventKind.CLAIM)
+    put, claimed = _rates_by_partition(account, _PUT), _rates_by_partition(account, _CLAIM)
     for each in status.partitions:
-        rarest = min(each.fields, key=_produced, default=None)
-        slowest = min(each.tasks, key=_consumed, default=None)
-        yield PartitionRow(
-            each, put.get(each.name, 0.0), claimed.get(each.name, 0.0),
-            ("", 0) if rarest is None else (rarest.name, rarest.produced),
-            ("", 0) if slowest is None else (slowest.name, slowest.consumed),
-            sum(task.waiting for task in each.tasks) + each.waiting_puts,
-        )  # fmt: skip
-
-
-_produced, _consumed = operator.attrgetter("produced"), operator.attrgetter("consumed")
+        yield PartitionRow(each, put.get(each.name, 0.0), claimed.get(each.name, 0.0))
 
 
 def _rates_by_partition(account: Account, kind: EventKind) -> dict[str, float]:
@@ -215,19 +285,85 @@ def _rates_by_partition(account: Account, kind: EventKind) -> dict[str, float]:
     return {names[at]: float(sums[at]) / seconds for at in np.flatnonzero(sums).tolist()}
 
 
+@dataclass(frozen=True)
+class FieldRow:
+    """A field of a partition."""
+
+    progress: FieldProgress
+    """Its progress."""
+    rows: int
+    """The samples of the partition."""
+    speed: float | None
+    """The rows per second that get it; None if this is not known."""
+    producers: Sequence[str]
+    """The tasks that put it."""
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task of a partition."""
+
+    progress: TaskProgress
+    """Its progress."""
+    partition: PartitionProgress
+    """The partition."""
+    speed: float | None
+    """The rows per second that it consumes; None if this is not known."""
+
+
+# ---------------------------------------------------------------- memory and load
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """A tier, or one storage unit of it."""
+
+    tier: str
+    """The tier."""
+    unit: UnitProgress | None
+    """The unit; None for the sum of the tier."""
+    units: int
+    """The number of units."""
+    held: int | None
+    """The bytes of values that partitions have, every replica counted; None for a single unit, for which they are not
+    known."""
+    leased: int
+    """The bytes of extents that contain needed values."""
+    capacity: int
+    """The capacity in bytes; 0 if it is not known."""
+
+
 def list_memory(status: SystemStatus) -> Iterator[MemoryRow]:
     """Return each tier, followed by its units."""
     held: dict[str, int] = defaultdict(int)
     for partition in status.partitions:
         for tier, nbytes in partition.stored.items():
             held[tier] += nbytes
-    for tier in dict.fromkeys(unit.tier for unit in status.units):
+    for tier in dict.fromkeys([*(unit.tier for unit in status.units), *held]):
         units = [unit for unit in status.units if unit.tier == tier]
         leased, capacity = sum(unit.leased for unit in units), sum(unit.capacity for unit in units)
-        yield MemoryRow(tier, None, len(units), held.pop(tier, 0), leased, capacity)
+        yield MemoryRow(tier, None, len(units), held[tier], leased, capacity)
         yield from (MemoryRow(tier, unit, 1, None, unit.leased, unit.capacity) for unit in units)
-    for tier, nbytes in held.items():
-        yield MemoryRow(tier, None, 0, nbytes, 0, 0)
+
+
+@dataclass(frozen=True)
+class LoadRow:
+    """A type of request of the controller, or a user's sampler."""
+
+    name: str
+    """The type of the request, or the name of the sampler."""
+    rate: float | None
+    """Requests per second since the previous refresh; None at the first one."""
+    busy: float | None
+    """The share of the time since the previous refresh for which they kept the loop busy; None at the first one."""
+    typical: float
+    """The time of one in seconds, on average."""
+    slow: float
+    """The seconds within which 99 % were served; for a sampler, its longest call."""
+    total: int
+    """The number of all."""
+    sampler: bool = False
+    """True for a sampler."""
 
 
 def list_load(status: SystemStatus, before: SystemStatus | None, elapsed: float) -> Iterator[LoadRow]:
@@ -241,11 +377,11 @@ def list_load(status: SystemStatus, before: SystemStatus | None, elapsed: float)
         more, longer = count - (sum(was.counts) if was else 0), seconds - (was.seconds if was else 0.0)
         if more < 0 or longer < 0:  # the controller has restarted
             more, longer = count, seconds
-        name = f"{each.name} {each.task}".rstrip()
         rows.append(
             LoadRow(
-                name, more / elapsed if known else None, longer / elapsed if known else None,
-                seconds / max(count, 1), quantile(LOOP_BOUNDS, each.counts, 0.99), count,
+                f"{each.name} {each.task}".rstrip(), more / elapsed if known else None,
+                longer / elapsed if known else None, seconds / max(count, 1),
+                quantile(LOOP_BOUNDS, each.counts, 0.99), count,
             )
         )  # fmt: skip
     yield from sorted(rows, key=lambda row: (-(row.busy or 0.0), -row.typical * row.total))
@@ -253,67 +389,84 @@ def list_load(status: SystemStatus, before: SystemStatus | None, elapsed: float)
         yield LoadRow(cost.name, None, None, cost.seconds / max(cost.calls, 1), cost.longest, cost.calls, True)
 
 
+# ---------------------------------------------------------------- ranks
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """A rank of a task, with what it did in the window."""
+
+    lane: Lane
+    """The rank with its newest client."""
+    state: str
+    """What it does now: waits, held, works, idle, gone, or "" if that is not known."""
+    seconds: float | None
+    """For how many seconds it has done so; None if that is not known."""
+    shares: Mapping[str, float]
+    """State -> share of the window."""
+    rate: float
+    """The rows that it claims, or puts if its task claims none, in rows per second."""
+    spans: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """The start, the end and the `SpanState` of each of its spans in the window."""
+
+
 def list_ranks(picture: Picture, task: str) -> list[RankRow]:
     """Return the ranks of a task, in order, with what they did in the window."""
     account = picture.account
     if task not in account.tasks:
         return []
-    stage, spans, workers = account.tasks[task], account.spans, account.table.workers
-    of_task, seconds = stage.workers, max(spans.line.length, 1e-9)
-    rows = account.rows_of(EventKind.CLAIM if stage.takes else EventKind.PUT)
-    first, last = np.searchsorted(spans.worker, of_task), np.searchsorted(spans.worker, of_task, side="right")
+    stage, spans, lanes = account.tasks[task], account.spans, account.table.workers.lanes
+    seconds = max(spans.line.length, 1e-9)
+    rows = account.rows_of(_CLAIM if stage.takes else _PUT)
+    first, last = (np.searchsorted(spans.worker, stage.workers, side=side) for side in ("left", "right"))
     ranks = []
-    for worker, begin, end in zip(of_task.tolist(), first.tolist(), last.tolist()):
-        rank_spans = spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]
-        current = end > begin and spans.end[end - 1] >= spans.line.end - 1e-3
+    for worker, begin, end in zip(stage.workers.tolist(), first.tolist(), last.tolist()):
+        now = int(spans.newest[worker])
         present = max(float(spans.seconds[worker, SpanState.IDLE :].sum()), 1e-300)
-        shares = {name: float(spans.seconds[worker, state]) / present for state, name in STATE_NAMES.items()}
         ranks.append(
             RankRow(
-                worker, workers.name(worker), int(workers.rank[worker]), workers.clients[worker],
-                _process(workers, worker),
-                STATE_NAMES.get(SpanState(int(spans.state[end - 1])), "") if current else "",
-                spans.line.end - float(spans.start[end - 1]) if current else float("nan"),
-                shares, float(rows[worker]) / seconds, rank_spans,
+                lanes[worker], "" if now < 0 else STATE_NAMES.get(SpanState(int(spans.state[now])), ""),
+                None if now < 0 else spans.line.end - float(spans.start[now]),
+                {name: float(spans.seconds[worker, state]) / present for state, name in STATE_NAMES.items()},
+                float(rows[worker]) / seconds, (spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]),
             )
         )  # fmt: skip
-    return sorted(ranks, key=lambda row: (row.number < 0, row.number, row.client))
+    return sorted(ranks, key=lambda row: (row.lane.rank < 0, row.lane.rank, row.lane.client))
 
 
-def queues_of(picture: Picture, task: str) -> list[tuple[str, int, int]]:
-    """Return (partition, rows that the task has consumed, rows) of each partition that the task has claimed from."""
-    return [
-        (each.progress.name, progress.consumed, each.progress.rows)
-        for each in picture.partitions
-        for progress in each.progress.tasks
-        if progress.name == task
-    ]
+# ---------------------------------------------------------------- samples
 
 
 @dataclass(frozen=True)
-class SamplePage:
-    """Some samples of a partition."""
+class SampleRow:
+    """A sample of a partition."""
 
-    samples: tuple[SampleRow, ...]
-    """The samples by global index."""
-    next_start: int | None
-    """The position at which the next page starts; None if this is the last one."""
-    made: int
-    """Identifies the partition, as `SnapshotReply.made`."""
+    index: int
+    """Its global index."""
+    key: str | None
+    """Its key; None if it has none."""
+    tag: Mapping[str, object]
+    """Its tag."""
+    produced: Sequence[bool]
+    """Whether it has each of the fields of the partition."""
+    missing: Sequence[str]
+    """The fields that it does not have."""
+    consumers: Sequence[str]
+    """The tasks that have consumed it."""
 
 
-def make_page(reply: SnapshotReply) -> SamplePage:
-    """Return the samples of a reply."""
+def list_samples(reply: SnapshotReply) -> list[SampleRow]:
+    """Return the samples of a page of a snapshot."""
     indexes = np.frombuffer(reply.rows, np.int64).tolist()
     produced = np.frombuffer(reply.produced, np.int8).reshape(len(indexes), len(reply.fields)).astype(bool)
-    consumed = np.zeros((len(indexes), len(reply.consumed)), bool)
-    for at, column in enumerate(reply.consumed.values()):
-        consumed[:, at] = np.frombuffer(column, np.int8) != 0
+    consumed = [np.frombuffer(column, np.int8).astype(bool) for column in reply.consumed.values()]
     keys: Sequence[str | None] = reply.keys or [None] * len(indexes)
-    tags = tag_rows(reply.tags, len(indexes))
-    rows = zip(indexes, keys, tags, produced.tolist(), consumed.tolist())
-    fields, tasks = tuple(reply.fields), tuple(reply.consumed)
-    samples = tuple(
-        SampleRow(index, key, tag, fields, tuple(has), tasks, tuple(took)) for index, key, tag, has, took in rows
-    )
-    return SamplePage(samples, reply.start, reply.made)
+    return [
+        SampleRow(
+            index, key, tag, has, [name for name, is_there in zip(reply.fields, has) if not is_there],
+            [task for task, took in zip(reply.consumed, consumed) if took[at]],
+        )
+        for at, (index, key, tag, has) in enumerate(
+            zip(indexes, keys, tag_rows(reply.tags, len(indexes)), produced.tolist())
+        )
+    ]  # fmt: skip

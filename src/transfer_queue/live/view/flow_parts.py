@@ -71,8 +71,8 @@ def rate_points(account: Account, task: str, watched: str) -> list[payload.RateP
     if count <= 0:
         return []
     start = end - count * POINT
-    dealt = _rows_by_point(table, EventKind.CLAIM, task, start, count)
-    claimed = dealt if watched == task else _rows_by_point(table, EventKind.CLAIM, watched, start, count)
+    claims, tasks = table.rows_over_time(EventKind.CLAIM, start, POINT, count), table.workers.tasks
+    dealt, claimed = (claims[tasks.index(name)] if name in tasks else np.zeros(count) for name in (task, watched))
     queue = np.zeros(count)
     if watched in account.tasks:
         names = account.tasks[watched].takes
@@ -86,24 +86,12 @@ def rate_points(account: Account, task: str, watched: str) -> list[payload.RateP
     return [payload.RatePoint(when, round(rate, 2), round(depth)) for when, rate, depth in rows]
 
 
-def _by_point(times: np.ndarray, rows: np.ndarray, start: float, count: int) -> np.ndarray:
-    place = ((times - start) / POINT).astype(np.int64)
-    kept = (times >= start) & (place < count)
-    return np.bincount(place[kept], rows[kept], minlength=count).astype(np.float64)
-
-
-def _rows_by_point(table: EventTable, kind: EventKind, task: str, start: float, count: int) -> np.ndarray:
-    events = table.of(kind)
-    if task not in table.workers.tasks:
-        return np.zeros(count)
-    of_task = events.task == table.workers.tasks.index(task)
-    return _by_point(events.time[of_task], events.rows[of_task], start, count)
-
-
 def _rows_with_field(table: EventTable, name: str, start: float, count: int) -> np.ndarray:
     puts = table.of(EventKind.PUT)
+    place = ((puts.time - start) / POINT).astype(np.int64)
     with_field = np.array([name in fields for fields in table.recording.fields], bool)[puts.fields]
-    return _by_point(puts.time[with_field], puts.rows[with_field], start, count)
+    kept = with_field & (puts.time >= start) & (place < count)
+    return np.bincount(place[kept], puts.rows[kept], minlength=count).astype(np.float64)
 
 
 def step_part(seen: Observation, account: Account, task: str) -> payload.StepView | None:
@@ -188,14 +176,12 @@ def _task_part(account: Account, name: str) -> payload.TaskView:
 def _letters(account: Account, task: TaskAccount, only_puts: bool) -> dict[int, str]:
     """Return the state of each worker now, ordered by rank, of those that are connected or gone."""
     spans, workers = account.spans, account.table.workers
-    last = np.full(len(workers), SpanState.UNKNOWN, np.int64)
-    at_end = spans.end >= spans.line.end - 1e-6
-    last[spans.worker[at_end]] = spans.state[at_end]
-    connected = account.table.connected if account.table.recording.connected else last != SpanState.GONE
+    states = np.append(spans.state, SpanState.UNKNOWN)[spans.newest]
+    connected = account.table.connected if account.table.recording.connected else states != SpanState.GONE
     order = sorted(task.workers.tolist(), key=lambda each: (int(workers.rank[each]) < 0, int(workers.rank[each])))
     letters = {}
     for worker in order:
-        state = SpanState(int(last[worker]))
+        state = SpanState(int(states[worker]))
         if worker in task.lost_workers:
             letters[worker] = "x"
         elif connected[worker]:

@@ -83,6 +83,16 @@ class Lane(Message, frozen=True):
         """The client for people, as `rank 0, pid 17, node-1`."""
         return worker_text("", self.rank, self.pid, self.host, self.client)
 
+    @property
+    def name(self) -> str:
+        """The rank for people, as `rank 0`; the label if the rank is not known, "" if nothing is."""
+        return f"rank {self.rank}" if self.rank >= 0 else self.label if self.client else ""
+
+    @property
+    def process(self) -> str:
+        """The process of a client whose name does not say it, as `pid 17, node-1`; "" otherwise."""
+        return worker_text(pid=self.pid, host=self.host) if self.rank >= 0 and self.pid else ""
+
 
 class OpenWait(Message, frozen=True):
     """A request that waits at the controller."""
