@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transfer_queue.cli.options import Commands, add_name, add_tokenizer, find_system
+from transfer_queue.cli.options import Commands, add_name, add_tokenizer, find_system, whole_number_type
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def add(commands: Commands) -> None:
         help="write what the page shows now into a file that you can send, without values of samples, and exit",
     )  # fmt: skip
     command.add_argument("--host", help="the address to listen on (default: live.host of the system, 127.0.0.1)")
-    command.add_argument("--port", type=_port, help="the port (default: live.port of the system, 0: a free one)")
+    port = whole_number_type("a port from 0 to 65535", 0, 65535)
+    command.add_argument("--port", type=port, help="the port (default: live.port of the system, 0: a free one)")
     command.add_argument(
         "--values", action="store_true", help="also show the first values and text of a sample that is opened"
     )
@@ -47,12 +48,6 @@ def add(commands: Commands) -> None:
     command.add_argument("--open", action="store_true", help="open the page in this machine's browser")
     add_name(command)
     command.set_defaults(run=run)
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -65,6 +65,17 @@ def seconds_type(wanted: str, accepts: Callable[[float], bool]) -> Callable[[str
     return convert
 
 
+def whole_number_type(wanted: str, least: int, most: int) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number within these limits, which `wanted` says in words."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+        return int(text)
+
+    return convert
+
+
 def add_tokenizer(command: argparse.ArgumentParser, default: str) -> None:
     """Add the option `--tokenizer`, which decodes token ids."""
     command.add_argument(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from transfer_queue.cli.doctor.report import PROBLEM, WARNING, Check, Finding, findings_of
-from transfer_queue.cli.options import Commands, add_conf
+from transfer_queue.cli.options import Commands, add_conf, whole_number_type
 from transfer_queue.cli.shell.terminal import Styles
 
 SIZE = 64  # MiB that the self-test moves
@@ -28,16 +28,11 @@ def add(commands: Commands) -> None:
     command.add_argument("--no-test", action="store_true", help="only check, and start nothing: in less than a second")
     add_conf(command, "also check that the storage that this YAML file of settings describes fits this machine")
     command.add_argument(
-        "--size", type=_size, default=SIZE, metavar="MIB", help=f"MiB of large rows that the self-test moves ({SIZE})"
-    )
+        "--size", type=whole_number_type("a whole number of MiB from 1 to 1048576", 1, 1 << 20), default=SIZE,
+        metavar="MIB", help=f"MiB of large rows that the self-test moves ({SIZE})",
+    )  # fmt: skip
     command.add_argument("--json", action="store_true", help="one JSON document, for scripts")
     command.set_defaults(run=run)
-
-
-def _size(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"must be a whole number of MiB >= 1, got {text!r}")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

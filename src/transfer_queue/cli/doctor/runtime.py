@@ -11,6 +11,7 @@ from pathlib import Path
 
 from transfer_queue.cli.doctor import machine
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
+from transfer_queue.cli.shell.terminal import duration_text
 from transfer_queue.config import environment
 from transfer_queue.display import printable_name, size_text
 from transfer_queue.errors import TransferQueueError
@@ -129,7 +130,7 @@ def _durable_folders() -> Iterator[Finding]:
             advice = f"tq adopt its new path if it was moved, or tq stop --discard --folder {identity.folder}"
             yield Finding(name, WARNING, text, advice, values)
         elif not identity.is_in_use():
-            age = _duration(max(0.0, time.time() - used_at(identity)))
+            age = duration_text(max(0.0, time.time() - used_at(identity)))
             text = f"{identity.folder} keeps {size} of values in {identity.arenas}; it was used last {age} ago"
             yield Finding(name, OK, text, values=values)
 
@@ -142,7 +143,7 @@ def _running(system: SystemFolder, name: str, description: Description | None) -
     if description is None:
         return Finding(name, OK, "is starting or ending", values={"alive": True, "age": None, "replies": None})
     age = max(0.0, time.time() - description.started_at)
-    text = f"running for {_duration(age)}, started by pid {description.starter_pid} ({description.starter_command})"
+    text = f"running for {duration_text(age)}, started by pid {description.starter_pid} ({description.starter_command})"
     values = {"alive": True, "age": age, "replies": _replies(system)}
     if values["replies"]:
         return Finding(name, OK, text, values=values)
@@ -171,13 +172,6 @@ def _replies(system: SystemFolder) -> bool:
 
 def _leftover(name: str, text: str, advice: str) -> Finding:
     return Finding(name, WARNING, text, advice, {"alive": False})
-
-
-def _duration(seconds: float) -> str:
-    for size, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {word}"
-    return f"{seconds:.0f} seconds"
 
 
 def _arenas(linked: set[Path]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer_queue.cli.options import Commands, find_system_that_replies, finish, seconds_type
+from transfer_queue.cli.options import Commands, find_system_that_replies, finish, seconds_type, whole_number_type
 from transfer_queue.cli.shell.terminal import (
     Styles,
     duration_text,
@@ -54,16 +54,10 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     command.add_argument("--partition", help="only samples of this partition")
     command.add_argument(
-        "--limit", type=_limit, default=LIMIT, metavar="N",
+        "--limit", type=whole_number_type("a whole number from 1 to 10000", 1, 10_000), default=LIMIT, metavar="N",
         help=f"how many samples to examine, those that have been unchanged for longest (default: {LIMIT})",
     )  # fmt: skip
     finish(command, run)
-
-
-def _limit(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 10000, got {text!r}")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

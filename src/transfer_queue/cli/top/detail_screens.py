@@ -278,8 +278,6 @@ class PartitionScreen(DetailScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("g", "go", "Go to sample"),
         Binding("r", "read", "Read samples", show=False),
-        Binding("tab", "next(1)", "Next", show=False),
-        Binding("shift+tab", "next(-1)", "Previous", show=False),
         *(Binding(str(key), f"choose({key - 1})", "", show=False) for key in range(1, 4)),
     ]
 
@@ -374,12 +372,6 @@ class PartitionScreen(DetailScreen):
         self.app.push_screen(SampleScreen(self.state, self.partition, index, None if index is not None else text))
 
     # ------------------------------------------------------------ keys
-
-    def action_next(self, step: int) -> None:
-        """Go to the next table."""
-        tables = self.tables()
-        current = tables.index(self.focused) if isinstance(self.focused, LiveTable) else -step
-        self.set_focus(tables[(current + step) % len(tables)])
 
     def action_choose(self, at: int) -> None:
         """Go to a table by its number."""
