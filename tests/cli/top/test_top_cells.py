@@ -41,7 +41,7 @@ def test_a_sparkline_has_its_width(values: list[float], width: int) -> None:
 @given(st.lists(st.tuples(st.text(max_size=20), st.just("")), max_size=4), st.integers(1, 30), st.booleans())
 def test_a_cell_fits(cell: list[cells.Piece], width: int, right: bool) -> None:
     cell = [(cells.safe_text(text).replace("\n", " "), role) for text, role in cell]
-    assert cell_len(text_of(cells.fitted(cell, width, right))) == width
+    assert cells.fitted(cell, width, right).cell_len == width
 
 
 @given(st.lists(st.floats(0, 10), max_size=12), st.integers(1, 80))

@@ -26,7 +26,7 @@ from transfer_queue.cli.top.detail_screens import PartitionScreen, TaskScreen, W
 from transfer_queue.cli.top.follower import Answer, Follower, LiveState, News, Question
 from transfer_queue.cli.top.live_table import LiveTable
 from transfer_queue.cli.top.picture import PartitionRow, Picture, StageRow, WaitRow
-from transfer_queue.cli.top.theme import DARK, LIGHT, make_themes, style_of
+from transfer_queue.cli.top.theme import DARK, LIGHT, make_styles, make_themes
 from transfer_queue.cli.top.top_screen import TopScreen
 from transfer_queue.display import printable_name
 
@@ -217,7 +217,7 @@ class HelpScreen(ModalScreen[None]):
         lines += [((term, "strong"), meaning) for term, meaning in TERMS]
         grid = Table.grid(padding=(0, 2))
         for (text, role), meaning in lines:
-            grid.add_row(Text(text, style_of(self.app, role) if role else "", no_wrap=True), Text(meaning))
+            grid.add_row(Text(text, role, no_wrap=True), Text(meaning))
         with VerticalScroll():
             yield Static(grid)
 
@@ -261,7 +261,11 @@ class TopApp(App[int]):
         """What is known of the system."""
         for theme in make_themes():
             self.register_theme(theme)
-        self.theme = LIGHT if light else DARK
+        self._use_theme(LIGHT if light else DARK)
+
+    def _use_theme(self, name: str) -> None:
+        self.theme = name
+        self.console.push_theme(make_styles(name, self.no_color))
 
     def get_line_filters(self) -> list[LineFilter]:
         """Return a filter that removes colors, if NO_COLOR is set."""
@@ -303,7 +307,8 @@ class TopApp(App[int]):
 
     def action_theme(self) -> None:
         """Change between light and dark."""
-        self.theme = LIGHT if self.theme == DARK else DARK
+        self.console.pop_theme()
+        self._use_theme(LIGHT if self.theme == DARK else DARK)
         self._refresh(True)
 
     def action_help(self) -> None:

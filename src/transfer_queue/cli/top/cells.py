@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rich.cells import cell_len, set_cell_size
+from rich.text import Text
 
 from transfer_queue.display import printable_name
 from transfer_queue.timeline.spans import STATE_NAMES, SpanState
@@ -166,19 +166,14 @@ def strip(spans: tuple[np.ndarray, np.ndarray, np.ndarray], start: float, end: f
     return pieces
 
 
-def fitted(cell: Cell, width: int, right: bool = False) -> list[Piece]:
-    """Return a cell with exactly this width. The end of a longer one is replaced by an ellipsis."""
-    pieces, used = [], 0
-    total = sum(cell_len(text) for text, _ in cell)
-    if total <= width:
-        space = (" " * (width - total), "")
-        return [space, *cell] if right else [*cell, space]
-    for text, role in cell:
-        space_left = width - 1 - used
-        if cell_len(text) > space_left:
-            pieces.append((set_cell_size(text, max(space_left, 0)), role))
-            used = width - 1
-            break
-        pieces.append((text, role))
-        used += cell_len(text)
-    return [*pieces, ("…", "dim")][: width and None]
+def text_of(cell: Cell) -> Text:
+    """Return pieces as text, whose styles are the roles. Nothing in it is markup."""
+    return Text.assemble(*((safe_text(text), role) for text, role in cell))
+
+
+def fitted(cell: Cell, width: int, right: bool = False) -> Text:
+    """Return a cell as text with exactly this width. The end of a longer one is replaced by an ellipsis."""
+    text = text_of(cell)
+    text.truncate(width, overflow="ellipsis")
+    text.align("right" if right else "left", width)
+    return text

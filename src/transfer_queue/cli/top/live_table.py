@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
+from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
@@ -16,8 +17,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from transfer_queue.cli.top.cells import Cell, Piece, fitted, safe_text
-from transfer_queue.cli.top.theme import style_of
+from transfer_queue.cli.top.cells import Cell, Piece, fitted, text_of
 
 R = TypeVar("R")
 HEAD = 2  # lines above the rows: the title and the names of the columns
@@ -272,19 +272,15 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
         if y == 0:
             return self._strip(self._title(), "title focused" if self.has_focus else "title")
         if y == 1:
-            return self._strip(self._head(), "head") if self.shown else self._strip([(f"  {self._nothing()}", "dim")])
+            return self._strip(self._head() if self.shown else text_of([(f"  {self._nothing()}", "dim")]))
         at = y - HEAD + self.scroll_offset.y
         if at >= len(self.shown):
-            return self._strip([])
-        row = self.shown[at]
-        pieces: list[Piece] = [(" ", "")]
-        for number, (column, width) in enumerate(self._columns_shown):
-            if number:
-                pieces.append((" " * SPACE, ""))
-            pieces += fitted(column.cell(row, width), width, column.right)
-        return self._strip(pieces, "cursor" if at == self.cursor and self.has_focus else "")
+            return self._strip(Text())
+        row, shown = self.shown[at], self._columns_shown
+        cells = (fitted(column.cell(row, width), width, column.right) for column, width in shown)
+        return self._strip(_joined(cells), "cursor" if at == self.cursor and self.has_focus else "")
 
-    def _title(self) -> Cell:
+    def _title(self) -> Text:
         jump = [(f"{self.number} ", "key")] if self.number else []
         title: list[Piece] = [(" ", ""), *jump, (self.design.title, "strong")]
         if self.filter_text:
@@ -300,31 +296,33 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
             right = [(f"{top + 1:,}-{min(top + visible, len(self.shown)):,} of {len(self.shown):,} ", "dim")]
         right += self.aside
         space = self.size.width - sum(cell_len(text) for text, _ in right)
-        if not right:
-            return title
-        return [*fitted(title, max(space, 0)), *right] if space > 12 else title
+        if not right or space <= 12:
+            return text_of(title)
+        return Text.assemble(fitted(title, max(space, 0)), text_of(right))
 
     def _nothing(self) -> str:
         if not self.known:
             return "..."
         return f"No row contains {self.filter_text!r}." if self.filter_text and self.rows else self.design.empty
 
-    def _head(self) -> Cell:
-        pieces: list[Piece] = [(" ", "")]
-        for number, (column, width) in enumerate(self._columns_shown):
+    def _head(self) -> Text:
+        titles = []
+        for column, width in self._columns_shown:
             mark = ""
             if self.sorted_by >= 0 and self.design.columns[self.sorted_by] is column:
                 mark = "▼" if column.descending != self.reversed else "▲"
-            if number:
-                pieces.append((" " * SPACE, ""))
             title = column.title[: width - 1] if mark else column.title
-            pieces += fitted([(title + mark, "strong" if mark else "head")], width, column.right)
-        return pieces
+            titles.append(fitted([(title + mark, "strong" if mark else "head")], width, column.right))
+        return _joined(titles)
 
-    def _strip(self, pieces: Cell, role: str = "") -> Strip:
-        """Return the pieces as a line of the width of the table."""
-        base = self.rich_style + style_of(self.app, role) if role else self.rich_style
-        segments = [
-            Segment(safe_text(text), base + style_of(self.app, part) if part else base) for text, part in pieces if text
-        ]
+    def _strip(self, line: Text, role: str = "") -> Strip:
+        """Return a line with the width of the table."""
+        console = self.app.console
+        base = self.rich_style + console.get_style(role) if role else self.rich_style
+        segments = Segment.apply_style(line.render(console), base)
         return Strip(segments).adjust_cell_length(self.size.width, base)
+
+
+def _joined(cells: Iterable[Text]) -> Text:
+    """Return the cells of a line, one beside the other."""
+    return Text.assemble(" ", Text(" " * SPACE).join(cells))

@@ -6,11 +6,8 @@ cursor is reversed, and shapes and fills show the states.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 from rich.style import Style
-from textual.app import App
+from rich.theme import Theme as RichTheme
 from textual.theme import Theme
 
 _DARK = {
@@ -50,31 +47,16 @@ def make_themes() -> list[Theme]:
     ]  # fmt: skip
 
 
-@lru_cache(256)
-def _style(name: str, role: str, colorless: bool) -> Style:
-    style = Style()
-    for part in role.split():
-        style += _style_of_one(_LIGHT if name == LIGHT else _DARK, part, colorless)
-    return style
-
-
-def _style_of_one(colors: dict[str, str], role: str, colorless: bool) -> Style:
-    if role in ("cursor", "focused"):
-        return Style(reverse=True) if colorless else Style(bgcolor=colors["cursor"])
-    if role == "title":
-        return Style(underline=colorless) if colorless else Style(bgcolor=colors["panel"])
-    if role == "alarm":
-        return (
-            Style(reverse=True, bold=True)
-            if colorless
-            else Style(color=colors["background"], bgcolor=colors["gone"], bold=True)
+def make_styles(name: str, colorless: bool) -> RichTheme:
+    """Return the style of each role in one of the two themes, with bold and dim text instead of colors if wanted."""
+    colors = _LIGHT if name == LIGHT else _DARK
+    cursor = Style(reverse=True) if colorless else Style(bgcolor=colors["cursor"])
+    title = Style(underline=colorless) if colorless else Style(bgcolor=colors["panel"])
+    styles = {
+        role: Style(
+            color=None if colorless else colors[_SAME.get(role, role)], bold=role in _BOLD,
+            dim=colorless and role in ("dim", "faint"),
         )
-    if colorless:
-        return Style(bold=role in _BOLD, dim=role in {"dim", "faint"})
-    color = colors.get(_SAME.get(role, role))
-    return Style(color=color, bold=role in _BOLD)
-
-
-def style_of(app: App[Any], role: str) -> Style:
-    """Return the style of a role in the theme of an app."""
-    return _style(app.theme, role, app.no_color)
+        for role in (*colors, *_SAME)
+    }  # fmt: skip
+    return RichTheme({**styles, "cursor": cursor, "title": title, "title focused": title + cursor})

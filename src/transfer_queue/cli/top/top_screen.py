@@ -15,11 +15,10 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
-from transfer_queue.cli.top.cells import SHAPES, Cell, duration, fitted, name_text, safe_text
+from transfer_queue.cli.top.cells import SHAPES, Cell, duration, fitted, name_text, text_of
 from transfer_queue.cli.top.follower import LiveState
 from transfer_queue.cli.top.live_table import LiveTable
 from transfer_queue.cli.top.picture import Picture
-from transfer_queue.cli.top.theme import style_of
 from transfer_queue.display import count_text, size_text
 
 LOW = 33  # a terminal with fewer lines is low
@@ -133,17 +132,10 @@ class TopScreen(Screen[None]):
             alarm.styles.background = self.app.theme_variables["error"]
             alarm.styles.color = self.app.theme_variables["background"]
 
-    def put(self, widget: Static, pieces: Cell) -> None:
+    def put(self, widget: Static, content: Cell | Text) -> None:
         """Replace the text of a widget, unless the screen is being opened or closed."""
         if widget.is_attached:
-            widget.update(self.text(pieces))
-
-    def text(self, pieces: Cell) -> Text:
-        """Return pieces as text. Nothing in it is markup."""
-        made = Text()
-        for text, role in pieces:
-            made.append(safe_text(text), style_of(self.app, role) if role else "")
-        return made
+            widget.update(content if isinstance(content, Text) else text_of(content))
 
     def _verdict(self) -> Cell:
         if self.state.shown is None:
@@ -154,10 +146,10 @@ class TopScreen(Screen[None]):
             pieces.append((f"\n  {verdict.advice}", "dim"))
         return pieces
 
-    def _line(self) -> Cell:
+    def _line(self) -> Text:
         shown = self.state.shown
         if shown is None:
-            return [(self.place(), "strong")]
+            return text_of([(self.place(), "strong")])
         picture, now = shown.picture, time.time()
         partitions = picture.partitions
         samples = sum(each.progress.rows for each in partitions)
@@ -172,7 +164,7 @@ class TopScreen(Screen[None]):
             left.append((f" · rates and shares of the last {duration(picture.window)}", "dim"))
         right = self._freshness()
         space = self.size.width - 2 - sum(cell_len(text) for text, _ in right)
-        return [*fitted(left, max(space - 1, 1)), (" ", ""), *right]
+        return Text.assemble(fitted(left, max(space - 1, 1)), " ", text_of(right))
 
     def _freshness(self) -> Cell:
         age = self.state.age
