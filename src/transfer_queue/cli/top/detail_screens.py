@@ -52,7 +52,7 @@ MAX_QUEUES = 3  # the number of partitions that the screen of a task names
 
 
 class DetailScreen(TopScreen):
-    """A screen that is opened from another one, with some sentences and tables."""
+    """A screen that is opened from another one, with some sentences, an explanation of the controller, and tables."""
 
     DEFAULT_CSS = """
     DetailScreen #facts { max-height: 12; margin: 1 0; }
@@ -66,6 +66,22 @@ class DetailScreen(TopScreen):
         super().__init__(state)
         self.facts = Static(id="facts", markup=False)
         """What is known in sentences."""
+        self._explanation = Static(id="explanation", markup=False)
+        self._is_waiting = False
+
+    def explanation(self, can_focus: bool = False) -> Widget:
+        """Return the widget that shows the explanation. can_focus: whether keys scroll it."""
+        return VerticalScroll(self._explanation, id="words", can_focus=can_focus)
+
+    def explain(self, question: Callable[[Any], str]) -> None:
+        """Ask a `ControlClient` for the explanation, unless it is asked already."""
+        if not self._is_waiting:
+            self._is_waiting = True
+            self.state.ask(question, self._show_text)
+
+    def _show_text(self, text: Any) -> None:
+        self._is_waiting = False
+        self.put(self._explanation, [(str(text), "waits" if isinstance(text, Exception) else "")])
 
     def show_facts(self, pieces: Cell) -> None:
         """Show what is known in sentences."""
@@ -144,12 +160,10 @@ def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
     yield "time", shares or [("nothing is known", "dim")]
     if stage.takes:
         growth = f", {rate(abs(stage.queue_growth))} {'more' if stage.queue_growth > 0 else 'fewer'} each second"
-        every = f", a claim every {duration(stage.step)}" if stage.step else ""
+        taken = f"  {rate(stage.claim_rate)} samples each second"
+        taken += f", a claim every {duration(stage.step)}" if stage.step else ""
         rest = (growth if abs(stage.queue_growth) >= 0.05 else "") + _queues(picture, row.name)
-        yield (
-            "takes",
-            [(listed_names(stage.takes), ""), (f"  {rate(stage.claim_rate)} samples each second{every}", "dim")],
-        )
+        yield "takes", [(listed_names(stage.takes), ""), (taken, "dim")]
         yield "ready", [(f"{stage.queue_rows:,} samples", ""), (rest, "dim")]
     if stage.puts:
         yield "puts", [(listed_names(stage.puts), ""), (f"  {rate(stage.put_rate)} samples each second", "dim")]
@@ -159,20 +173,15 @@ def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
         waits += [(f"{percent(share * stage.waits)} ", "waits"), (name_text(field), "strong"), (f" {by}   ", "dim")]
     if waits:
         yield "waits for", waits
-    age, stale = row.age, row.staleness
-    if age or stale:
-        yield (
-            "samples",
-            [
-                (
-                    f"were ready for {duration(age.median)} (median), {duration(age.largest)} at most   "
-                    if age
-                    else "",
-                    "",
-                ),
-                (f"{stale.mean:.1f} policy versions old (mean), {stale.largest:.0f} at most" if stale else "", ""),
-            ],
-        )
+    samples: list[Piece] = []
+    if row.age is not None:
+        known = f"{duration(row.age.median)} (median), {duration(row.age.largest)} at most"
+        samples.append((f"were ready for {known}   ", ""))
+    if row.staleness is not None:
+        stale = row.staleness
+        samples.append((f"{stale.mean:.1f} policy versions old (mean), {stale.largest:.0f} at most", ""))
+    if samples:
+        yield "samples", samples
 
 
 def _queues(picture: Picture, task: str) -> str:
@@ -185,34 +194,7 @@ def _queues(picture: Picture, task: str) -> str:
     return f"; not consumed: {queues}{more}" if queues else ""
 
 
-class ExplainedScreen(DetailScreen):
-    """A screen that asks the controller for an explanation at each refresh."""
-
-    def __init__(self, state: LiveState) -> None:
-        super().__init__(state)
-        self._is_waiting = False
-        self._explanation = Static(id="explanation", markup=False)
-
-    def explanation(self, can_focus: bool = False) -> Widget:
-        """Return the widget that shows the explanation. can_focus: whether keys scroll it."""
-        return VerticalScroll(self._explanation, id="words", can_focus=can_focus)
-
-    def question(self) -> Callable[[Any], str]:
-        """Return the function that asks a `ControlClient` for the text to show."""
-        raise NotImplementedError
-
-    def show_picture(self, picture: Picture) -> None:
-        """See `TopScreen`."""
-        if not self._is_waiting:
-            self._is_waiting = True
-            self.state.ask(self.question(), self._show_text)
-
-    def _show_text(self, text: Any) -> None:
-        self._is_waiting = False
-        self.put(self._explanation, [(str(text), "waits" if isinstance(text, Exception) else "")])
-
-
-class WaitScreen(ExplainedScreen):
+class WaitScreen(DetailScreen):
     """What some ranks wait for, in words, and since when.
 
     Args:
@@ -236,20 +218,15 @@ class WaitScreen(ExplainedScreen):
         yield self.explanation()
         yield self.members
 
-    def question(self) -> Callable[[Any], str]:
-        """See `ExplainedScreen`."""
-        row = self.row
-        count = None if row.kind == "held" else row.rows
-        request = Explain(row.partition, task=row.task, fields=list(row.fields), count=count)
-        return lambda client: sentence_lines(str(client.request(request, Done).value))
-
     def show_picture(self, picture: Picture) -> None:
         """See `TopScreen`."""
-        super().show_picture(picture)
         now = next((each for each in picture.waits if each.key == self.row.key), None)
         members = () if now is None else now.members
         row = self.row = now or self.row
         self.members.set_rows(members)
+        count = None if row.kind == "held" else row.rows
+        request = Explain(row.partition, task=row.task, fields=list(row.fields), count=count)
+        self.explain(lambda client: sentence_lines(str(client.request(request, Done).value)))
         number = count_text(len(members), "put" if row.kind == "held" else "claim")
         what: list[Piece] = [("space or a policy version", "held")]
         if row.fields:
@@ -397,7 +374,7 @@ def _partition_facts(row: PartitionRow) -> Cell:
     return pieces
 
 
-class SampleScreen(ExplainedScreen):
+class SampleScreen(DetailScreen):
     """A sample: its fields, who put them, its state for each task, its history, and why it is not dealt.
 
     Args:
@@ -429,11 +406,9 @@ class SampleScreen(ExplainedScreen):
         """See `TopScreen`."""
         yield self.explanation(can_focus=True)
 
-    def question(self) -> Callable[[Any], str]:
-        """See `ExplainedScreen`."""
+    def show_picture(self, picture: Picture) -> None:
+        """See `TopScreen`."""
         partition, index, key, width = self.partition, self.index, self.key, max(MIN_WIDTH, self.size.width - 2)
-
-        def report(client: Any) -> str:
-            return "\n".join(lines_of(client.describe_sample(partition, index, key), {}, width, Styles(False)))
-
-        return report
+        self.explain(
+            lambda client: "\n".join(lines_of(client.describe_sample(partition, index, key), {}, width, Styles(False)))
+        )
