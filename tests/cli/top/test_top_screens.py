@@ -170,6 +170,16 @@ async def test_a_partition_a_sample_and_the_way_back(top: TopPilot) -> None:
 
 
 @on_screen(seen(SLOW))
+async def test_tab_and_numbers_go_to_the_tables_of_a_partition(top: TopPilot) -> None:
+    await top.press("3", "enter")
+    found = []
+    for key in ("tab", "tab", "tab", "shift+tab", "2"):
+        await top.press(key)
+        found.append(top.app.focused.id if top.app.focused is not None else "")
+    assert found == ["tasks", "samples", "fields", "samples", "tasks"]
+
+
+@on_screen(seen(SLOW))
 async def test_g_goes_to_a_sample_by_key_or_index(top: TopPilot) -> None:
     await top.press("3", "enter", "g", *"key-2", "enter")
     assert isinstance(top.app.screen, SampleScreen)
