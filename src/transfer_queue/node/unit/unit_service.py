@@ -22,10 +22,11 @@ from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.storage import LeaseExtent, ReadPieces
 from transfer_queue.metrics.timing import Waits
-from transfer_queue.net.drivers.connection import Connection
+from transfer_queue.net.calls import Request
+from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
-from transfer_queue.net.session import Session, raise_failure
+from transfer_queue.net.session import Session
 from transfer_queue.node.hosting.service_base import EnvelopeService, ProcessMetrics
 from transfer_queue.storage.unit.extent_pool import RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
@@ -337,39 +338,28 @@ def _fetch_from_unit(
     unit: int, address: tuple[str, int], key: bytes, tls: ssl.SSLContext | None, order: Fetch, wanted: list[int]
 ) -> list[int]:
     session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit", tls=tls)
-    connection = Connection(address)
     try:
-        connection.connect(session, time.monotonic() + CALL_SECONDS)
-        return [at for at in wanted if _receive(session, connection, order.wanted[at], order.into[at])]
+        return [at for at in wanted if _receive(session, order.wanted[at], order.into[at])]
     finally:
-        connection.close()
         session.close()
 
 
-def _receive(session: Session, connection: Connection, block: tuple[int, int, int, int], into: memoryview) -> bool:
+def _receive(session: Session, block: tuple[int, int, int, int], into: memoryview) -> bool:
     """Whether the block was fetched, and still had its generation after that."""
     unit, offset, generation, nbytes = block
+    place = _packed(offset), _packed(generation)
     for begin in range(0, nbytes, AT_ONCE):
         part = into[begin : min(nbytes, begin + AT_ONCE)]
-        if not _read_pieces(session, connection, (unit, offset, generation), [(offset + begin, part)]):
+        request = ReadPieces(unit, _packed(offset + begin), _packed(len(part)), *place)
+        if not _is_there(session, request, [part]):
             return False
-    return _read_pieces(session, connection, (unit, offset, generation), [])
+    return _is_there(session, ReadPieces(unit, b"", b"", *place), ())
 
 
-def _read_pieces(
-    session: Session, connection: Connection, block: tuple[int, int, int], parts: Sequence[tuple[int, memoryview]]
-) -> bool:
-    unit, offset, generation = block
-    starts, lengths = (
-        np.array(c, "<i8").tobytes() for c in ([at for at, _ in parts], [len(part) for _, part in parts])
-    )
-    place = np.array([offset], "<i8").tobytes(), np.array([generation], "<i8").tobytes()
-    sequence, frame = session.begin_request(ReadPieces(unit, starts, lengths, *place))
-    deadline = time.monotonic() + CALL_SECONDS
-    try:
-        into = [part for _, part in parts]
-        body = connection.exchange_into(frame, deadline, into) if into else connection.exchange(frame, deadline)
-        reply = raise_failure(session.decode_reply(body).body)
-        return isinstance(reply, Done) and bool(reply.value)
-    finally:
-        session.finish(sequence)
+def _packed(number: int) -> bytes:
+    return np.array([number], "<i8").tobytes()
+
+
+def _is_there(session: Session, request: ReadPieces, into: Sequence[memoryview]) -> bool:
+    reply = exchange(session, Request(("unit", request.unit), request, within=CALL_SECONDS, into=into))
+    return isinstance(reply, Done) and bool(reply.value)

@@ -7,19 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
-from transfer_queue.messages.base import Failure
+from transfer_queue.messages.base import Failure, RequestBody
 from transfer_queue.messages.descriptors import MEMORY, STORE
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.reports.store_reports import StoreChanged
-from transfer_queue.messages.reports.unit_reports import (
-    BlocksMovedReport,
-    ExtentsFreedReport,
-    ExtentsGone,
-    ExtentsRecalledReport,
-    Measured,
-    SpaceShortReport,
-    WriterGone,
-)
 from transfer_queue.messages.storage import UnitStatusReply
 
 
@@ -37,16 +27,7 @@ class SendReply:
 class Report:
     """Send this to the controller, again after each new connection until it has answered."""
 
-    body: (
-        WriterGone
-        | SpaceShortReport
-        | ExtentsFreedReport
-        | BlocksMovedReport
-        | ExtentsRecalledReport
-        | ExtentsGone
-        | StoreChanged
-        | Measured
-    )
+    body: RequestBody
 
 
 @dataclass(frozen=True, slots=True)
