@@ -30,7 +30,7 @@ from transfer_queue.net.session import Session
 from transfer_queue.node.hosting.service_base import EnvelopeService, ProcessMetrics
 from transfer_queue.storage.unit.extent_pool import RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import Effect, Fetch, Report, SendReply
+from transfer_queue.storage.unit.unit_effects import Effect, Fetch, RemoteBlock, Report, SendReply
 from transfer_queue.system_folder.paths import host_and_port
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ class UnitService(EnvelopeService):
             return self.carry_out(handle_order(self._unit, order))
         self._unit.forget_move()
         self._fetching = order.number
-        wanted = {at: block for at, block in enumerate(_blocks(order)) if block[0] in order.remotes}
-        memory = {at: np.empty(nbytes, np.uint8) for at, (_, _, _, nbytes) in wanted.items()}
+        wanted = {at: block for at, block in enumerate(_blocks(order)) if block.unit in order.remotes}
+        memory = {at: np.empty(block.nbytes, np.uint8) for at, block in wanted.items()}
 
         def come(good: set[int]) -> list[Outgoing]:
             if order.number != self._fetching:  # the controller that gave the order is gone
@@ -282,12 +282,12 @@ def handle_order(unit: StorageUnit, request: AnyRequest) -> list[Effect]:
     raise ProtocolError(f"a storage unit does not accept {type(request).__name__} from its controller")
 
 
-def _blocks(order: unit_reports.Move) -> list[tuple[int, int, int, int]]:
-    """Return unit, offset, generation and length of each block of an order."""
+def _blocks(order: unit_reports.Move) -> list[RemoteBlock]:
+    """Return the blocks of an order."""
     blocks = order.blocks
     units = np.frombuffer(blocks.unit, "<i4").tolist()
     columns = (np.frombuffer(column, "<i8").tolist() for column in (blocks.offset, blocks.generation, blocks.nbytes))
-    return list(zip(units, *columns, strict=True))
+    return [RemoteBlock(*block) for block in zip(units, *columns, strict=True)]
 
 
 def _check_columns(order: unit_reports.Move) -> None:
@@ -314,12 +314,12 @@ def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) ->
 
     Blocks that were freed before they were copied, and blocks whose unit cannot be reached, are not among them.
     """
-    units = list(dict.fromkeys(block[0] for block in order.wanted))
+    units = list(dict.fromkeys(block.unit for block in order.wanted))
     good: list[int] = []
 
     def receive(lane: list[int]) -> None:
         for unit in lane:
-            wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
+            wanted = [at for at, block in enumerate(order.wanted) if block.unit == unit]
             try:
                 good.extend(_fetch_from_unit(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
             except (OSError, KeyError, TransferQueueError) as error:
@@ -344,7 +344,7 @@ def _fetch_from_unit(
         session.close()
 
 
-def _receive(session: Session, block: tuple[int, int, int, int], into: memoryview) -> bool:
+def _receive(session: Session, block: RemoteBlock, into: memoryview) -> bool:
     """Whether the block was fetched, and still had its generation after that."""
     unit, offset, generation, nbytes = block
     place = _packed(offset), _packed(generation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from transfer_queue.messages.base import Failure, RequestBody
 from transfer_queue.messages.descriptors import MEMORY, STORE
@@ -30,14 +30,22 @@ class Report:
     body: RequestBody
 
 
+class RemoteBlock(NamedTuple):
+    """A block of a unit on another node."""
+
+    unit: int
+    offset: int
+    generation: int
+    nbytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Fetch blocks from units on other nodes into memory of this one, and report which were fetched."""
 
     number: int
     """The number of this fetch."""
-    wanted: Sequence[tuple[int, int, int, int]]
-    """Unit, offset, generation and length of each block."""
+    wanted: Sequence[RemoteBlock]
     remotes: Mapping[int, str]
     """Unit -> "host:port"."""
     into: Sequence[memoryview]
