@@ -393,7 +393,6 @@ class TestFromColumns:
             ],
             np.frombuffer(b"\x01\x00", dtype=np.int8),
             [{"n": 1}, {}],
-            {"e": 1},
         )
         assert (meta.global_indexes, meta.partition_ids, meta._partition()) == ([7, 9], ["p", "p"], "p")
         assert meta.field_names == ["d", "o", "z"]
@@ -411,7 +410,7 @@ class TestFromColumns:
         meta.production_status[1] = 1
         assert meta.is_ready
         assert meta.custom_meta == [{"n": 1}, {}]
-        assert meta.extra_info == {"e": 1}
+        assert meta.extra_info == {}
         assert meta._changed_tags() is None
 
     def test_without_status_all_are_produced(self):

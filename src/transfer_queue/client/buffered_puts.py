@@ -235,35 +235,3 @@ def _error_of(failed: Mapping[SampleName, TransferQueueError]) -> TransferQueueE
     made = type(first)(f"{len(names)} of the buffered puts failed: {shown}{more}. The first one: {first}")
     made.__cause__ = first
     return made
-
-
-class BufferMethods:
-    """The method of a client that makes a buffer."""
-
-    _operations: Any
-    _run: Any
-
-    def buffered(self, max_rows: int = MAX_ROWS, max_delay: float | None = MAX_DELAY) -> BufferedPuts:
-        """Return a buffer for puts of single samples, which are published many at a time.
-
-        This is for blocking code that puts row by row. At the end of its `with` block everything is published.
-        Concurrent `async_kv_put` need no buffer.
-
-        Args:
-            max_rows: The number of puts at which the buffer is published, in the call that reaches it. Default: 256.
-            max_delay: Seconds after which a put is published at the latest; None for no limit. Default: 0.05.
-
-        Returns:
-            The buffer, a context manager.
-
-        Raises:
-            InvalidArgumentError: An argument is not valid.
-
-        Example:
-            >>> with client.buffered(max_rows=100) as puts:
-            ...     for number in range(250):
-            ...         puts.kv_put(f"row-{number}", "train_0", {"reward": torch.tensor(float(number))})
-            >>> len(client.kv_list("train_0")["train_0"])
-            250
-        """
-        return BufferedPuts(lambda: self._operations, lambda operation: self._run(operation), max_rows, max_delay)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transfer_queue.client.attachment import Attachment
-from transfer_queue.client.buffered_puts import BufferMethods
+from transfer_queue.client.buffered_puts import MAX_DELAY, MAX_ROWS, BufferedPuts
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.data.lease_renewal import Renewer
 from transfer_queue.client.key_lock import LockMethods
@@ -38,7 +38,7 @@ NOT_SHOWN = frozenset({"await_ready", "begin_checkpoint", "end_checkpoint", "loa
 """Methods that the package itself uses. They work, but `dir()`, completion and the reference do not show them."""
 
 
-class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
+class TransferQueueClient(Subscriptions, LockMethods):
     """Put and fetch samples of one system.
 
     Blocking methods work in any thread, inside a running event loop (which they block), and after a fork, where the
@@ -127,6 +127,31 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
         for part in name.split(SEPARATOR):
             value = value[part]
         return value[0]
+
+    def buffered(self, max_rows: int = MAX_ROWS, max_delay: float | None = MAX_DELAY) -> BufferedPuts:
+        """Return a buffer for puts of single samples, which are published many at a time.
+
+        This is for blocking code that puts row by row. At the end of its `with` block everything is published.
+        Concurrent `async_kv_put` need no buffer.
+
+        Args:
+            max_rows: The number of puts at which the buffer is published, in the call that reaches it. Default: 256.
+            max_delay: Seconds after which a put is published at the latest; None for no limit. Default: 0.05.
+
+        Returns:
+            The buffer, a context manager.
+
+        Raises:
+            InvalidArgumentError: An argument is not valid.
+
+        Example:
+            >>> with client.buffered(max_rows=100) as puts:
+            ...     for number in range(250):
+            ...         puts.kv_put(f"row-{number}", "train_0", {"reward": torch.tensor(float(number))})
+            >>> len(client.kv_list("train_0")["train_0"])
+            250
+        """
+        return BufferedPuts(lambda: self._operations, lambda operation: self._run(operation), max_rows, max_delay)
 
     @property
     def client_id(self) -> str:

@@ -44,8 +44,9 @@ def take_unseen(meta: BatchMeta) -> tuple[BatchLease, ...]:
 def hand_over(client: GeneratedMethods, unseen: Iterable[BatchLease]) -> None:
     """Report that the consumer gets a batch now. Awaits no reply."""
     batches = [(lease.partition, lease.token) for lease in unseen]
-    if batches and not client._operations._note_handed_over(batches):
-        client._run(client._operations._report_batches(ReportBatches(handed_over=batches)))
+    report = ReportBatches(handed_over=batches)
+    if batches and not client._operations.attachment.note_handed_over(report):
+        client._run(client._operations._report_batches(report))
 
 
 def give_back(client: GeneratedMethods, unseen: Iterable[BatchLease]) -> None:

@@ -174,22 +174,18 @@ class BatchMeta(BatchContents):
         fields: Sequence[FieldColumn],
         produced: npt.NDArray[np.int8] | None = None,
         tags: list[dict[str, Any]] | UnreadTags | None = None,
-        extra_info: dict[str, Any] | None = None,
     ) -> BatchMeta:
         """Return a batch of columns from a reply, without checks.
 
-        The batch uses `rows`, `tags` (None: all are empty) and `extra_info` themselves, so they must not change later.
+        The batch uses `rows` and `tags` (None: all are empty) themselves, so they must not change later.
         If `produced` is None, every row is produced. The tags are the baseline of `_changed_tags`.
         """
         status = np.ones(rows.size, np.int8) if produced is None else np.array(produced, np.int8)
         by_name = {field.name: field for field in sorted(fields, key=attrgetter("name"))}
         if isinstance(tags, list) and not any(tags):
             tags = None
-        tag_column = TagColumn(rows.size, tags)
         partitions = PartitionColumn([partition_id])
-        return cls.__new__(cls)._assign(
-            rows, partitions, by_name, status, tag_column, {} if extra_info is None else extra_info
-        )
+        return cls.__new__(cls)._assign(rows, partitions, by_name, status, TagColumn(rows.size, tags), {})
 
     @classmethod
     def empty(cls, extra_info: Mapping[str, Any] | None = None) -> BatchMeta:

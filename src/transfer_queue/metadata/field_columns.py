@@ -12,7 +12,7 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata.batch_columns import Selection, pack_integers, take_items, unpack_integers
@@ -438,7 +438,7 @@ def _unwrap(value: Any, rows: int) -> Any:
     if isinstance(value, (list, tuple)):
         return value if len(value) == rows else [value] * rows
     if isinstance(value, (np.ndarray, torch.Tensor)):
-        return value if _length(value) == rows else [value] * rows
+        return value if rows_of_column(value) == rows else [value] * rows
     return [value] * rows
 
 
@@ -453,21 +453,17 @@ def _tensor_like(values: npt.NDArray[Any]) -> Any:
     return list(values) if values.ndim else values
 
 
-def _length(values: Any) -> int | None:
+def rows_of_column(values: Any) -> int | None:
     """Return the number of rows of a column; None if the value is not a column."""
-    if isinstance(values, torch.Tensor):
-        if values.is_nested:
-            return int(values.size(0))
-        return values.shape[0] if values.ndim else None
-    if isinstance(values, TensorDictBase):
-        return values.batch_size[0] if values.batch_size else None
+    if isinstance(values, torch.Tensor) or is_tensor_collection(values):
+        return int(values.size(0)) if values.ndim else None
     if isinstance(values, np.ndarray):
-        return values.shape[0] if values.ndim else None
+        return len(values) if values.ndim else None
     return len(values) if isinstance(values, (list, tuple)) else None
 
 
 def _check_rows(name: str, values: Any, rows: int) -> None:
-    length = _length(values)
+    length = rows_of_column(values)
     if length != rows:
         given = f"a {type(values).__name__} that has no rows" if length is None else f"{length} rows"
         raise InvalidArgumentError(f"field {name!r} does not match the batch: wanted {rows} rows, got {given}")

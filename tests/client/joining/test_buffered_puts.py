@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from transfer_queue.client.buffered_puts import BufferedPuts, BufferMethods
+from transfer_queue.client.buffered_puts import BufferedPuts
+from transfer_queue.client.client import TransferQueueClient
 from transfer_queue.core.events.records import SamplesPut
 from transfer_queue.errors import InvalidArgumentError, SealedError
 from transfer_queue.testing import Client, Cluster
 
 
 def buffered(client: Client, max_rows: int = 256, max_delay: float | None = None) -> BufferedPuts:
-    return BufferMethods.buffered(client, max_rows, max_delay)  # type: ignore[arg-type]
+    return TransferQueueClient.buffered(client, max_rows, max_delay)  # type: ignore[arg-type]
 
 
 def keys(client: Client, partition: str = "p") -> list[str]:

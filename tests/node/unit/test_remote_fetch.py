@@ -17,7 +17,7 @@ from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.node.unit import unit_service
 from transfer_queue.node.unit.unit_service import fetch_blocks
-from transfer_queue.storage.unit.unit_effects import Fetch
+from transfer_queue.storage.unit.unit_effects import Fetch, RemoteBlock
 
 KEY = bytes(range(32))
 SECONDS = 10.0
@@ -81,7 +81,8 @@ def units(count: int) -> Iterator[dict[int, str]]:
 
 def order(remotes: dict[int, str], wanted: list[tuple[int, int, int, int]]) -> tuple[Fetch, list[bytearray]]:
     into = [bytearray(block[3]) for block in wanted]
-    return Fetch(1, wanted, remotes, [memoryview(each) for each in into]), into
+    blocks = [RemoteBlock(*block) for block in wanted]
+    return Fetch(1, blocks, remotes, [memoryview(each) for each in into]), into
 
 
 def test_units_are_asked_at_once() -> None:

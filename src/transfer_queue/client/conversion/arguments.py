@@ -23,6 +23,7 @@ from transfer_queue.messages.descriptors import SEPARATOR, PartitionOptions
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags, TagTable
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.field_columns import rows_of_column
 from transfer_queue.net.session import UNSENDABLE
 from transfer_queue.wire.blocks.encode import is_nested_table
 from transfer_queue.wire.blocks.gather import table_of
@@ -519,7 +520,7 @@ def checked_parser_result(before: Mapping[str, Any], after: Any, rows: int) -> d
             f"data_parser must return the columns it was given, {sorted(before)}, got {sorted(map(str, after))}"
         )
     for name in before:
-        length = _length(after[name])
+        length = rows_of_column(after[name])
         if length is None:
             raise InvalidArgumentError(
                 f"data_parser must return a tensor, list or array of {rows} rows as column {name!r}, got a "
@@ -528,16 +529,3 @@ def checked_parser_result(before: Mapping[str, Any], after: Any, rows: int) -> d
         if length != rows:
             raise InvalidArgumentError(f"data_parser must return {rows} rows of column {name!r}, got {length}")
     return {name: after[name] for name in before}
-
-
-def _length(column: Any) -> int | None:
-    """Return the number of rows of a column; None if the value is not a column."""
-    if isinstance(column, torch.Tensor):
-        return column.size(0) if column.dim() else None
-    if isinstance(column, np.ndarray):
-        return len(column) if column.ndim else None
-    if isinstance(column, list | tuple):
-        return len(column)
-    if is_tensor_collection(column) and column.batch_dims:
-        return int(column.batch_size[0])
-    return None

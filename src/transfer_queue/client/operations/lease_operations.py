@@ -87,13 +87,6 @@ class LeaseOperations(Topic):
                 self.attachment.renewals.forget(lease.token)
         return counts
 
-    def _note_handed_over(self, batches: list[tuple[str, int]]) -> bool:
-        """Note that batches are handed over, which this client, or another one, holds.
-
-        The next request reports them. Returns False if they must be reported at once (`_report_batches`).
-        """
-        return self.attachment.note_handed_over(ReportBatches(handed_over=batches))
-
     def _report_batches(self, report: ReportBatches) -> Operation[None]:
         """Report at once what becomes of batches. Awaits no reply."""
         yield Notice(report)

@@ -22,14 +22,15 @@ from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.storage import LeaseExtent, ReadPieces
 from transfer_queue.metrics.timing import Waits
-from transfer_queue.net.drivers.connection import Connection
+from transfer_queue.net.calls import Request
+from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
-from transfer_queue.net.session import Session, raise_failure
+from transfer_queue.net.session import Session
 from transfer_queue.node.hosting.service_base import EnvelopeService, ProcessMetrics
 from transfer_queue.storage.unit.extent_pool import RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import Effect, Fetch, Report, SendReply
+from transfer_queue.storage.unit.unit_effects import Effect, Fetch, RemoteBlock, Report, SendReply
 from transfer_queue.system_folder.paths import host_and_port
 
 if TYPE_CHECKING:
@@ -176,8 +177,8 @@ class UnitService(EnvelopeService):
             return self.carry_out(handle_order(self._unit, order))
         self._unit.forget_move()
         self._fetching = order.number
-        wanted = {at: block for at, block in enumerate(_blocks(order)) if block[0] in order.remotes}
-        memory = {at: np.empty(nbytes, np.uint8) for at, (_, _, _, nbytes) in wanted.items()}
+        wanted = {at: block for at, block in enumerate(_blocks(order)) if block.unit in order.remotes}
+        memory = {at: np.empty(block.nbytes, np.uint8) for at, block in wanted.items()}
 
         def come(good: set[int]) -> list[Outgoing]:
             if order.number != self._fetching:  # the controller that gave the order is gone
@@ -281,12 +282,12 @@ def handle_order(unit: StorageUnit, request: AnyRequest) -> list[Effect]:
     raise ProtocolError(f"a storage unit does not accept {type(request).__name__} from its controller")
 
 
-def _blocks(order: unit_reports.Move) -> list[tuple[int, int, int, int]]:
-    """Return unit, offset, generation and length of each block of an order."""
+def _blocks(order: unit_reports.Move) -> list[RemoteBlock]:
+    """Return the blocks of an order."""
     blocks = order.blocks
     units = np.frombuffer(blocks.unit, "<i4").tolist()
     columns = (np.frombuffer(column, "<i8").tolist() for column in (blocks.offset, blocks.generation, blocks.nbytes))
-    return list(zip(units, *columns, strict=True))
+    return [RemoteBlock(*block) for block in zip(units, *columns, strict=True)]
 
 
 def _check_columns(order: unit_reports.Move) -> None:
@@ -313,12 +314,12 @@ def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) ->
 
     Blocks that were freed before they were copied, and blocks whose unit cannot be reached, are not among them.
     """
-    units = list(dict.fromkeys(block[0] for block in order.wanted))
+    units = list(dict.fromkeys(block.unit for block in order.wanted))
     good: list[int] = []
 
     def receive(lane: list[int]) -> None:
         for unit in lane:
-            wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
+            wanted = [at for at, block in enumerate(order.wanted) if block.unit == unit]
             try:
                 good.extend(_fetch_from_unit(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
             except (OSError, KeyError, TransferQueueError) as error:
@@ -337,39 +338,28 @@ def _fetch_from_unit(
     unit: int, address: tuple[str, int], key: bytes, tls: ssl.SSLContext | None, order: Fetch, wanted: list[int]
 ) -> list[int]:
     session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit", tls=tls)
-    connection = Connection(address)
     try:
-        connection.connect(session, time.monotonic() + CALL_SECONDS)
-        return [at for at in wanted if _receive(session, connection, order.wanted[at], order.into[at])]
+        return [at for at in wanted if _receive(session, order.wanted[at], order.into[at])]
     finally:
-        connection.close()
         session.close()
 
 
-def _receive(session: Session, connection: Connection, block: tuple[int, int, int, int], into: memoryview) -> bool:
+def _receive(session: Session, block: RemoteBlock, into: memoryview) -> bool:
     """Whether the block was fetched, and still had its generation after that."""
     unit, offset, generation, nbytes = block
+    place = _packed(offset), _packed(generation)
     for begin in range(0, nbytes, AT_ONCE):
         part = into[begin : min(nbytes, begin + AT_ONCE)]
-        if not _read_pieces(session, connection, (unit, offset, generation), [(offset + begin, part)]):
+        request = ReadPieces(unit, _packed(offset + begin), _packed(len(part)), *place)
+        if not _is_there(session, request, [part]):
             return False
-    return _read_pieces(session, connection, (unit, offset, generation), [])
+    return _is_there(session, ReadPieces(unit, b"", b"", *place), ())
 
 
-def _read_pieces(
-    session: Session, connection: Connection, block: tuple[int, int, int], parts: Sequence[tuple[int, memoryview]]
-) -> bool:
-    unit, offset, generation = block
-    starts, lengths = (
-        np.array(c, "<i8").tobytes() for c in ([at for at, _ in parts], [len(part) for _, part in parts])
-    )
-    place = np.array([offset], "<i8").tobytes(), np.array([generation], "<i8").tobytes()
-    sequence, frame = session.begin_request(ReadPieces(unit, starts, lengths, *place))
-    deadline = time.monotonic() + CALL_SECONDS
-    try:
-        into = [part for _, part in parts]
-        body = connection.exchange_into(frame, deadline, into) if into else connection.exchange(frame, deadline)
-        reply = raise_failure(session.decode_reply(body).body)
-        return isinstance(reply, Done) and bool(reply.value)
-    finally:
-        session.finish(sequence)
+def _packed(number: int) -> bytes:
+    return np.array([number], "<i8").tobytes()
+
+
+def _is_there(session: Session, request: ReadPieces, into: Sequence[memoryview]) -> bool:
+    reply = exchange(session, Request(("unit", request.unit), request, within=CALL_SECONDS, into=into))
+    return isinstance(reply, Done) and bool(reply.value)

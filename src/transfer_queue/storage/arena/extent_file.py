@@ -34,7 +34,7 @@ HEAD_BYTES = 4096
 ENTRY_BYTES = 32
 
 _NEXT_EXTENT, _NEXT_SLOT, _HELD, _BOOT = 0, 1, 2, 3  # positions in the head; the boot id takes two
-_NUMBER, _LENGTH, _SLOT, _SEQUENCE = range(4)  # columns of the entries
+NUMBER, _LENGTH, SLOT, _SEQUENCE = range(4)  # columns of the entries
 _HOLE = 1  # the mark, stored as a length
 
 Numbers = npt.NDArray[np.uint64]
@@ -45,26 +45,59 @@ def size_of(capacity: int) -> int:
     return HEAD_BYTES + capacity // GRANULE * ENTRY_BYTES
 
 
-class ExtentFile:
-    """The mapped file. `begin` initializes it for a new arena; `read` returns the leased extents after checking it."""
+class MappedExtents:
+    """A mapped file of extents: a page of numbers, then one entry for each extent. Only `_store` changes it."""
 
-    def __init__(self, file: int, capacity: int) -> None:
-        self._capacity = capacity
-        mapping = mmap.mmap(file, size_of(capacity))
-        self._head: Numbers = np.frombuffer(mapping, "<u8", HEAD_BYTES // 8)
-        self._entries: Numbers = np.frombuffer(mapping, "<u8", offset=HEAD_BYTES).reshape(-1, 4)
+    _head: Numbers
+    _entries: Numbers
 
-    def begin(self, boot_id: str) -> None:
-        """Initialize the empty table of a new arena."""
+    def _map(self, file: int, nbytes: int) -> None:
+        mapping = mmap.mmap(file, nbytes)
+        self._head = np.frombuffer(mapping, "<u8", HEAD_BYTES // 8)
+        self._entries = np.frombuffer(mapping, "<u8", offset=HEAD_BYTES).reshape(-1, 4)
+
+    def _begin(self) -> None:
+        """Initialize the numbers of a new file."""
         self._store(self._head, _NEXT_EXTENT, 1)
         self._store(self._head, _NEXT_SLOT, 1)
-        for place, part in enumerate(np.frombuffer(uuid.UUID(boot_id).bytes, "<u8").tolist()):
-            self._store(self._head, _BOOT + place, part)
 
     @property
     def next_extent(self) -> int:
         """The number of the next extent."""
         return int(self._head[_NEXT_EXTENT])
+
+    def take_slot(self) -> int:
+        """Return the number of a new slot, which is never used again."""
+        slot = int(self._head[_NEXT_SLOT])
+        self._store(self._head, _NEXT_SLOT, slot + 1)
+        return slot
+
+    def _lease(self, at: int, extent: LeasedExtent) -> None:
+        """Record in entry `at` that the extent is leased."""
+        entry = self._entries[at]
+        self._store(self._head, _NEXT_EXTENT, extent.number + 1)
+        self._store(entry, _LENGTH, extent.length)
+        self._store(entry, SLOT, extent.slot)
+        self._store(entry, _SEQUENCE, extent.sequence)
+        self._store(entry, NUMBER, extent.number)
+
+    def _store(self, numbers: Numbers, place: int, value: int) -> None:
+        """Store one number at once."""
+        numbers[place] = value
+
+
+class ExtentFile(MappedExtents):
+    """The mapped file. `begin` initializes it for a new arena; `read` returns the leased extents after checking it."""
+
+    def __init__(self, file: int, capacity: int) -> None:
+        self._capacity = capacity
+        self._map(file, size_of(capacity))
+
+    def begin(self, boot_id: str) -> None:
+        """Initialize the empty table of a new arena."""
+        self._begin()
+        for place, part in enumerate(np.frombuffer(uuid.UUID(boot_id).bytes, "<u8").tolist()):
+            self._store(self._head, _BOOT + place, part)
 
     @property
     def held(self) -> int:
@@ -75,24 +108,13 @@ class ExtentFile:
     def held(self, nbytes: int) -> None:
         self._store(self._head, _HELD, nbytes)
 
-    def take_slot(self) -> int:
-        """Return the number of a new slot, which is never used again."""
-        slot = int(self._head[_NEXT_SLOT])
-        self._store(self._head, _NEXT_SLOT, slot + 1)
-        return slot
-
     def lease(self, extent: LeasedExtent) -> None:
         """Record that the extent is leased."""
-        entry = self._entries[extent.offset // GRANULE]
-        self._store(self._head, _NEXT_EXTENT, extent.number + 1)
-        self._store(entry, _LENGTH, extent.length)
-        self._store(entry, _SLOT, extent.slot)
-        self._store(entry, _SEQUENCE, extent.sequence)
-        self._store(entry, _NUMBER, extent.number)
+        self._lease(extent.offset // GRANULE, extent)
 
     def free(self, extent: LeasedExtent) -> None:
         """Record that the extent is not leased any more."""
-        self._store(self._entries[extent.offset // GRANULE], _NUMBER, 0)
+        self._store(self._entries[extent.offset // GRANULE], NUMBER, 0)
 
     def cut(self, extent: LeasedExtent, length: int) -> None:
         """Record the new, shorter length of the extent."""
@@ -119,7 +141,7 @@ class ExtentFile:
             raise AttachError(f"{damaged}: {self.held} bytes are allocated of {self._capacity}")
         extents = []
         end = 0
-        for at in np.flatnonzero(self._entries[: self.held // GRANULE, _NUMBER]).tolist():
+        for at in np.flatnonzero(self._entries[: self.held // GRANULE, NUMBER]).tolist():
             number, length, slot, sequence = self._entries[at].tolist()
             extent = LeasedExtent(number, at * GRANULE, length, slot, sequence)
             if extent.offset < end or not length or length % GRANULE or extent.offset + length > self.held:
@@ -136,7 +158,3 @@ class ExtentFile:
     def close(self) -> None:
         """Drop the mapping."""
         self._head = self._entries = np.empty(0, np.uint64)
-
-    def _store(self, numbers: Numbers, place: int, value: int) -> None:
-        """Store one number at once. The file is changed in no other way."""
-        numbers[place] = value

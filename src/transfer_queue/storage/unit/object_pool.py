@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import mmap
 import os
 import time
 import uuid
@@ -24,13 +23,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import STORE
 from transfer_queue.messages.reports.unit_reports import BlockMissing, BlocksMovedReport, Move
 from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT, Brought, Lease
+from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, NUMBER, SLOT, MappedExtents
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, LeasedExtents
 from transfer_queue.storage.stores.base import Store
 from transfer_queue.storage.unit.extent_pool import ExtentPool, Looked
@@ -46,10 +45,7 @@ REWRITE_SECONDS = 1.0  # between two times that a block is written again
 LIFE_SECONDS = 0.5  # between two checks whether the store is still the same
 
 _WHEN = "%Y-%m-%d %H:%M:%S"
-_HEAD_BYTES, _ENTRY_BYTES = 4096, 32
 _GROWTH = 4096  # entries
-_NEXT_EXTENT, _NEXT_SLOT = 0, 1
-_NUMBER, _LENGTH, _SLOT, _SEQUENCE = range(4)
 _REMOVING = 0  # stored as the slot of a freed extent; no slot has this number
 
 logger = logging.getLogger(__name__)
@@ -73,18 +69,16 @@ class ObjectPoolHeader(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-class ObjectNames:
+class ObjectNames(MappedExtents):
     """The file of extents."""
 
     def __init__(self, folder: Path, boot_id: str, file: int) -> None:
         self.folder = folder
         self.boot_id = boot_id
         self._file = file
-        self._map()
-        self._free = np.flatnonzero(self._entries[:, _NUMBER] == 0)[::-1].tolist()
-        self._places = {
-            int(self._entries[at, _NUMBER]): at for at in np.flatnonzero(self._entries[:, _NUMBER]).tolist()
-        }
+        self._map(file, os.fstat(file).st_size)
+        self._free = np.flatnonzero(self._entries[:, NUMBER] == 0)[::-1].tolist()
+        self._places = {int(self._entries[at, NUMBER]): at for at in np.flatnonzero(self._entries[:, NUMBER]).tolist()}
 
     @classmethod
     def create(cls, folder: Path) -> ObjectNames:
@@ -92,9 +86,9 @@ class ObjectNames:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         header = ObjectPoolHeader(MAGIC, VERSION, uuid.uuid4().hex)
         file = os.open(folder / "extents", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.posix_fallocate(file, 0, _HEAD_BYTES + _GROWTH * _ENTRY_BYTES)
+        os.posix_fallocate(file, 0, HEAD_BYTES + _GROWTH * ENTRY_BYTES)
         names = cls(folder, header.boot_id, file)
-        names._head[_NEXT_EXTENT] = names._head[_NEXT_SLOT] = 1
+        names._begin()
         draft = folder / "header.new"
         draft.write_bytes(msgspec.json.encode(header))
         draft.chmod(0o600)
@@ -110,61 +104,41 @@ class ObjectNames:
         except (OSError, msgspec.DecodeError) as error:
             raise AttachError(f"the record of extents in {folder} cannot be opened: {error}") from error
         size = os.fstat(file).st_size
-        if header.magic != MAGIC or header.version != VERSION or size < _HEAD_BYTES or (size - _HEAD_BYTES) % 32:
+        if header.magic != MAGIC or header.version != VERSION or size < HEAD_BYTES or (size - HEAD_BYTES) % 32:
             os.close(file)
             raise AttachError(f"{folder} is not the record of an external store's extents, or is of another version")
         return cls(folder, header.boot_id, file)
-
-    def _map(self) -> None:
-        self._mapping = mmap.mmap(self._file, os.fstat(self._file).st_size)
-        self._head: npt.NDArray[np.uint64] = np.frombuffer(self._mapping, "<u8", _HEAD_BYTES // 8)
-        self._entries: npt.NDArray[np.uint64] = np.frombuffer(self._mapping, "<u8", offset=_HEAD_BYTES).reshape(-1, 4)
-
-    @property
-    def next_extent(self) -> int:
-        """The number of the next extent."""
-        return int(self._head[_NEXT_EXTENT])
-
-    def take_slot(self) -> int:
-        """Return the number of a new slot, which is never used again."""
-        slot = int(self._head[_NEXT_SLOT])
-        self._head[_NEXT_SLOT] = slot + 1
-        return slot
 
     def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
         """Return the next extent; None if the file cannot grow."""
         if not self._free and not self._grow():
             return None
-        at = self._free.pop()
-        number = self.next_extent
-        self._head[_NEXT_EXTENT] = number + 1
-        self._entries[at, _LENGTH] = nbytes
-        self._entries[at, _SLOT] = slot
-        self._entries[at, _SEQUENCE] = sequence
-        self._entries[at, _NUMBER] = number
+        at, number = self._free.pop(), self.next_extent
+        extent = LeasedExtent(number, number * GRANULE, nbytes, slot, sequence)
+        self._lease(at, extent)
         self._places[number] = at
-        return LeasedExtent(number, number * GRANULE, nbytes, slot, sequence)
+        return extent
 
     def _grow(self) -> bool:
         count = len(self._entries)
         try:
-            os.posix_fallocate(self._file, _HEAD_BYTES + count * _ENTRY_BYTES, _GROWTH * _ENTRY_BYTES)
+            os.posix_fallocate(self._file, HEAD_BYTES + count * ENTRY_BYTES, _GROWTH * ENTRY_BYTES)
         except OSError as error:
             logger.error("the storage unit's file of extents in %s cannot grow: %s", self.folder, error)
             return False
-        self._map()
+        self._map(self._file, os.fstat(self._file).st_size)
         self._free = list(range(count + _GROWTH - 1, count - 1, -1))
         return True
 
     def mark_removing(self, number: int) -> None:
         """Record that the extent is freed, and that the store has to remove its block."""
-        self._entries[self._places[number], _SLOT] = _REMOVING
+        self._store(self._entries[self._places[number]], SLOT, _REMOVING)
 
     def mark_removed(self, numbers: Sequence[int]) -> None:
         """Record that the store has removed the blocks of these extents."""
         for number in numbers:
             at = self._places.pop(number)
-            self._entries[at, _NUMBER] = 0
+            self._store(self._entries[at], NUMBER, 0)
             self._free.append(at)
 
     def read(self) -> tuple[list[LeasedExtent], list[LeasedExtent]]:

@@ -19,7 +19,7 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.storage import CacheBlocks, CachedBlocksReply
 from transfer_queue.storage.arena.extent_table import LeasedExtent
 from transfer_queue.storage.unit.extent_pool import ExtentPool
-from transfer_queue.storage.unit.unit_effects import Effect, Fetch, SendReply
+from transfer_queue.storage.unit.unit_effects import Effect, Fetch, RemoteBlock, SendReply
 
 ALIGNMENT = 64
 SHARE = 4  # copies take at most one in this many parts of the arena
@@ -113,7 +113,7 @@ class RemoteBlockCache:
         self._groups[extent.number] = group
         self._of.update(dict.fromkeys(places, extent.number))
         views = [self._pool.view(group.places[key], size) for key, size in missing.items()]
-        wanted = [(*key, size) for key, size in missing.items()]
+        wanted = [RemoteBlock(*key, size) for key, size in missing.items()]
         return [Fetch(extent.number, wanted, remotes, views)]
 
     def end_fetch(self, extent: int, good: set[int], now: float) -> list[Effect]:

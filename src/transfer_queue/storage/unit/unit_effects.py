@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
-from transfer_queue.messages.base import Failure
+from transfer_queue.messages.base import Failure, RequestBody
 from transfer_queue.messages.descriptors import MEMORY, STORE
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.reports.store_reports import StoreChanged
-from transfer_queue.messages.reports.unit_reports import (
-    BlocksMovedReport,
-    ExtentsFreedReport,
-    ExtentsGone,
-    ExtentsRecalledReport,
-    Measured,
-    SpaceShortReport,
-    WriterGone,
-)
 from transfer_queue.messages.storage import UnitStatusReply
 
 
@@ -37,16 +27,16 @@ class SendReply:
 class Report:
     """Send this to the controller, again after each new connection until it has answered."""
 
-    body: (
-        WriterGone
-        | SpaceShortReport
-        | ExtentsFreedReport
-        | BlocksMovedReport
-        | ExtentsRecalledReport
-        | ExtentsGone
-        | StoreChanged
-        | Measured
-    )
+    body: RequestBody
+
+
+class RemoteBlock(NamedTuple):
+    """A block of a unit on another node."""
+
+    unit: int
+    offset: int
+    generation: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +45,7 @@ class Fetch:
 
     number: int
     """The number of this fetch."""
-    wanted: Sequence[tuple[int, int, int, int]]
-    """Unit, offset, generation and length of each block."""
+    wanted: Sequence[RemoteBlock]
     remotes: Mapping[int, str]
     """Unit -> "host:port"."""
     into: Sequence[memoryview]
