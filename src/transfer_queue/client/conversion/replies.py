@@ -60,7 +60,7 @@ def _column(field: FieldType, reply: ClaimReply, rows: int) -> FieldColumn:
         dtypes = [all_of_it[code] for code in by_row] if by_row is not None and len(by_row) == rows else None
         dtype = promote_dtypes(all_of_it)
     if field.shape is not None:
-        return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), dtypes=dtypes)
+        return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), is_nested=False, dtypes=dtypes)
     listed = reply.shapes.get(field.name)
     if listed is None:
         return FieldColumn(field.name, dtype, dtypes=dtypes)
@@ -78,19 +78,21 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
     columns = []
     for column in encoded.columns:
         spec, slots = column.spec, column.slots
-        dims = np.frombuffer(column.dims, "<i8")
-        if spec.ndim < 0:
+        name, kind, ndim = spec.name, spec.kind, spec.ndim
+        if kind != "tensor":
+            columns.append(_without_dtype(name, kind))
+            continue
+        dims, dtype = np.frombuffer(column.dims, "<i8"), getattr(torch, spec.dtype)
+        if ndim < 0:
             shapes = list(map(tuple, mixed_shapes(dims)))
             if slots is not None:
                 shapes = [shapes[slot] for slot in slots.tolist()]
-            columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), None, None, shapes))
-        elif spec.kind != "tensor":
-            columns.append(_without_dtype(spec.name, spec.kind))
+            columns.append(FieldColumn(name, dtype, None, None, shapes))
         elif spec.ragged:
-            of_rows = dims.reshape(-1, spec.ndim) if slots is None else dims.reshape(-1, spec.ndim)[slots]
-            columns.append(FieldColumn.from_shapes(spec.name, getattr(torch, spec.dtype), of_rows))
+            of_rows = dims.reshape(-1, ndim) if slots is None else dims.reshape(-1, ndim)[slots]
+            columns.append(FieldColumn.from_shapes(name, dtype, of_rows))
         else:
-            columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), spec.ndim, tuple(dims.tolist())))
+            columns.append(FieldColumn(name, dtype, ndim, tuple(dims.tolist()), is_nested=False))
     return columns
 
 
