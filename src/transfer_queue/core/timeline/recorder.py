@@ -232,13 +232,11 @@ class TimelineRecorder(CoreService):
         chunk = partition.rows.chunks.get(position >> CHUNK_BITS) if position >= 0 else None
         if chunk is None:
             return None
-        fields, at, block = claim.fields, position & MASK, 0
-        for name in fields if len(fields) <= LOOKED_AT else fields[:LOOKED_AT]:
-            columns = chunk.field.get(name)
+        fields, columns_of, at, block = claim.fields, chunk.field, position & MASK, 0
+        for name in fields[:LOOKED_AT]:
+            columns = columns_of.get(name)
             if columns is not None:
-                number = columns[0].item(at)
-                if number > block:
-                    block = number
+                block = max(block, columns[0].item(at))
         if not partition.policy_version:
             return block, None
         oldest = _oldest_version(partition, positions)

@@ -274,7 +274,7 @@ def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> lis
 
 
 def _items_of_stack(fields: LazyStackedTensorDict) -> list[tuple[Any, Any]]:
-    """Return the columns of a lazy stack row by row: the rows may differ in shape, and a stack would be copied again."""
+    """Return the columns of a lazy stack row by row: its rows may differ in shape, and a stack would be copied again."""
     rows = fields.tensordicts
     first = rows[0] if rows else {}
     return [
