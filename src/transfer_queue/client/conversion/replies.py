@@ -23,6 +23,7 @@ from transfer_queue.wire.blocks.gather import stack_of
 from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, SERVER_REPLY
 from transfer_queue.wire.buffers.block_layout import columns
 from transfer_queue.wire.buffers.jagged import offsets_of_lengths
+from transfer_queue.wire.buffers.tensors import DTYPES
 from transfer_queue.wire.objects.object_values import decode_tag_value
 from transfer_queue.wire.objects.tag_rows import TagRows
 
@@ -77,22 +78,18 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
     """Return the fields of a put, for its BatchMeta."""
     columns = []
     for column in encoded.columns:
-        spec, slots = column.spec, column.slots
-        name, kind, ndim = spec.name, spec.kind, spec.ndim
-        if kind != "tensor":
-            columns.append(_without_dtype(name, kind))
-            continue
-        dims, dtype = np.frombuffer(column.dims, "<i8"), getattr(torch, spec.dtype)
-        if ndim < 0:
-            shapes = list(map(tuple, mixed_shapes(dims)))
-            if slots is not None:
-                shapes = [shapes[slot] for slot in slots.tolist()]
-            columns.append(FieldColumn(name, dtype, None, None, shapes))
+        spec, dims = column.spec, np.frombuffer(column.dims, "<i8")
+        if spec.kind != "tensor":
+            columns.append(_without_dtype(spec.name, spec.kind))
         elif spec.ragged:
-            of_rows = dims.reshape(-1, ndim) if slots is None else dims.reshape(-1, ndim)[slots]
-            columns.append(FieldColumn.from_shapes(name, dtype, of_rows))
+            shapes = list(map(tuple, mixed_shapes(dims))) if spec.ndim < 0 else dims.reshape(-1, spec.ndim)
+            if column.slots is not None:
+                at = column.slots
+                shapes = [shapes[slot] for slot in at.tolist()] if isinstance(shapes, list) else shapes[at]
+            columns.append(FieldColumn.from_shapes(spec.name, DTYPES[spec.dtype], shapes))
         else:
-            columns.append(FieldColumn(name, dtype, ndim, tuple(dims.tolist()), is_nested=False))
+            shape = tuple(dims.tolist())
+            columns.append(FieldColumn(spec.name, DTYPES[spec.dtype], spec.ndim, shape, is_nested=False))
     return columns
 
 

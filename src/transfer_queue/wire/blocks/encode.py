@@ -169,7 +169,8 @@ class EncodedBlock:
             dims.append(column.dims)
             sources.append((end, column.source))
             end = align(end + column.nbytes)
-            shares |= column.slots is not None
+            if column.slots is not None:
+                shares = True
         self.columns = columns
         """The columns as they will be written."""
         self.schema = schema
@@ -274,7 +275,7 @@ def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> lis
 
 
 def _items_of_stack(fields: LazyStackedTensorDict) -> list[tuple[Any, Any]]:
-    """Return the columns of a lazy stack row by row: its rows may differ in shape, and a stack would be copied again."""
+    """Return the columns of a lazy stack row by row: rows may differ in shape, and a stack would be copied again."""
     rows = fields.tensordicts
     first = rows[0] if rows else {}
     return [

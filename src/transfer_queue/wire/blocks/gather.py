@@ -332,16 +332,19 @@ def _form(rows: LocatedRows, layout: str) -> _Form | None:
         raise ProtocolError(f"field {field.name!r} has rows of {field.ndim} dimensions, but not in its blocks")
     if field.ndim == 0:
         return _Form([rows.count])
-    if field.differs & (field.differs - 1):
-        return None
-    ragged = max(field.differs.bit_length() - 1, 0)
+    ragged = 0
+    if field.differs:
+        if field.differs & (field.differs - 1):
+            return None
+        ragged = field.differs.bit_length() - 1
     if shape is not None:
         sizes, lengths = list(shape), shape[ragged].to_bytes(8, "little") * rows.count
     else:
         sizes, lengths = _shape_beside(rows, ragged), rows.each().shapes[:, ragged].tobytes()
-    leading = math.prod(sizes[:ragged])
-    # rows without bytes are not divided: a few numbers of a reply must not make a reader allocate memory
-    return _Form(sizes, ragged, lengths, leading if leading == 1 or rows.each().lengths.any() else 1)
+    leading = math.prod(sizes[:ragged]) if ragged else 1
+    if leading != 1 and not rows.each().lengths.any():
+        leading = 1  # rows without bytes: a few numbers of a reply must not make a reader allocate memory
+    return _Form(sizes, ragged, lengths, leading)
 
 
 def _common_rank(rows: LocatedRows) -> int | None:
