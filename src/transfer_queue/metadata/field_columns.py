@@ -30,17 +30,6 @@ _DESCRIBED = ("dtype", "shape", "is_nested", "is_non_tensor", "per_sample_shapes
 class FieldColumn(msgspec.Struct, eq=False):
     """One field of a batch. It is not changed after it was made, so that batches share it.
 
-    Args:
-        name: See the attribute.
-        dtype: See the attribute. Ignored if `dtypes` is given.
-        ndim: See the attribute. Default: None.
-        shape: See the attribute. Ignored if `shapes` is given. Default: None.
-        shapes: See the attribute. Default: None.
-        is_non_tensor: See the attribute. Default: False.
-        is_nested: See the attribute. Default: True if `shapes` is given, or if a tensor field has no `shape`.
-        extra: See the attribute. Default: None.
-        dtypes: See the attribute. Default: None.
-
     Example:
         >>> from transfer_queue.metadata import FieldColumn
         >>> FieldColumn("prompt", torch.int64, ndim=1, shape=(3,)).to_sizes(rows=2)
@@ -50,11 +39,14 @@ class FieldColumn(msgspec.Struct, eq=False):
     name: str
     """The name of the field."""
     dtype: torch.dtype | None
-    """The torch dtype, promoted (`torch.promote_types`) if rows differ; None for objects and if it is not known."""
+    """The torch dtype, promoted (`torch.promote_types`) if rows differ; None for objects and if it is not known.
+
+    Ignored if `dtypes` is given.
+    """
     ndim: int | None = None
     """The number of dimensions of one row; None if rows differ in it, and if it is not known."""
     shape: tuple[int, ...] | None = None
-    """The shape of a row while all rows have the same; otherwise None."""
+    """The shape of a row while all rows have the same; otherwise None. Ignored if `shapes` is given."""
     shapes: RowShapes | None = None
     """The shape of each row, int64 [rows, ndim], or a list of one tuple for each row if rows differ in rank.
 
@@ -63,7 +55,7 @@ class FieldColumn(msgspec.Struct, eq=False):
     is_non_tensor: bool = False
     """True if the values are objects."""
     is_nested: bool | None = None
-    """True if rows have differed in shape."""
+    """True if rows have differed in shape. Default: True if `shapes` is given, or if a tensor field has no `shape`."""
     extra: dict[str, Any] | None = None
     """Further entries of the schema of the field, which are kept; None if there are none."""
     dtypes: list[torch.dtype | None] | None = None
