@@ -83,7 +83,6 @@ CORE_ORDER: list[set[str]] = [
     {"samplers"},
     {"configuration"},
     {"samplers.claim_samplers", "record_log"},
-    {"waiting"},
     {"context"},
     {"deadlines", "jobs", "activity"},
     {"samplers.remote_calls"},

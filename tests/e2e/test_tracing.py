@@ -26,7 +26,8 @@ import transfer_queue as tq
 import warm
 from tracing_program import put_one
 from transfer_queue.client import tracing
-from transfer_queue.client.tracing import Tracers, bytes_of, find_tracer
+from transfer_queue.client.tracing import Tracers, find_tracer
+from transfer_queue.wire.buffers.jagged import bytes_of
 
 OTEL = [name for name in os.environ if name.startswith("OTEL_")]
 

@@ -91,9 +91,8 @@ class Claims:
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
         task = arguments.validated_text(task, "task_name")
         for name, value in options.items():
-            validate = _VALIDATORS.get(name)
-            if validate is not None and (value is not None or name not in _OPTIONAL):
-                options[name] = validate(value)
+            if name in _VALIDATORS and (value is not None or name not in _OPTIONAL):
+                options[name] = _VALIDATORS[name](value)
         hands_over = options.get("lease") is None and not options.get("probe") and self.known is None
         return Claim(
             partition_id, task, fields, count, sampling, wait, hand_over=hands_over, again=self.again, **options

@@ -18,7 +18,7 @@ from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.device_copies import HostArenas
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
-from transfer_queue.client.tracing import MAX_NAMES, bytes_of, trace_get
+from transfer_queue.client.tracing import MAX_NAMES, trace_get
 from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.queries import LookupReply
@@ -26,6 +26,7 @@ from transfer_queue.net.calls import Operation, Pause
 from transfer_queue.wire.blocks.gather import Views, gather, gather_each, gather_objects, nest_fields
 from transfer_queue.wire.blocks.gather_into import gather_into
 from transfer_queue.wire.blocks.row_addressing import Memory
+from transfer_queue.wire.buffers.jagged import bytes_of
 
 T = TypeVar("T")
 

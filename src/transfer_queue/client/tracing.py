@@ -15,15 +15,14 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from transfer_queue.config import environment
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.wire.blocks.encode import EncodedBlock
-from transfer_queue.wire.buffers.jagged import nbytes_of_tensor
+from transfer_queue.wire.buffers.jagged import bytes_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -148,17 +147,6 @@ def _describe_values(span: Span, values: TensorDictBase) -> None:
     names = [name if isinstance(name, str) else "::".join(name) for name in values.keys(True, True)]
     span.set_attribute("tq.fields", names[:MAX_NAMES])
     span.set_attribute("tq.bytes", sum(map(bytes_of, values.values())))
-
-
-def bytes_of(value: Any) -> int:
-    """Return the bytes of a column of tensors, or of those of a nested TensorDict.
-
-    A stack of objects counts as 0, also if they are tensors (the layout "list"): asking each of them would take longer
-    than some gets.
-    """
-    if isinstance(value, torch.Tensor):
-        return nbytes_of_tensor(value)
-    return sum(map(bytes_of, value.values())) if isinstance(value, TensorDict) else 0
 
 
 def _task(task: str | None) -> dict[str, Any]:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")
-"""The unit of one block; its offset and generation."""
+_ONE, _PLACE = struct.Struct("<i"), struct.Struct("<iqQ")
+"""The unit of one block; its unit, offset and generation."""
 
 
 def _distinct_units(reply: LookupReply) -> list[int]:
@@ -393,7 +393,7 @@ class Units:
         """
         blocks = reply.blocks
         if len(blocks.unit) == _ONE.size:  # arrays of one element take ten times as long
-            unit, offset, generation = _ONE.unpack(blocks.unit)[0], *_PLACE.unpack(blocks.offset + blocks.generation)
+            unit, offset, generation = _PLACE.unpack(blocks.unit + blocks.offset + blocks.generation)
             if unit == HERE or unit in self._elsewhere:
                 return True
             return bool(self.arena(unit).generations[offset // GRANULE] == generation)

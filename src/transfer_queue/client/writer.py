@@ -267,15 +267,15 @@ def _place_blocks(group: Sequence[EncodedBlock], reserved: Reserved) -> list[tup
 
 def _describe_block(encoded: EncodedBlock, reserved: Reserved) -> NewBlock:
     """Return the description of a block that was written into reserved space."""
-    copies = [
-        BlockLocation(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease)
-        for copy in reserved.copies
-    ]
     return NewBlock(
         reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
-        encoded.schema, encoded.dims, reserved.length, copies, reserved.session, [], encoded.slots,
-        *reserved.lease,
+        encoded.schema, encoded.dims, reserved.length, list(map(_location_of, reserved.copies)), reserved.session, [],
+        encoded.slots, *reserved.lease,
     )  # fmt: skip
+
+
+def _location_of(copy: Reserved) -> BlockLocation:
+    return BlockLocation(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease)
 
 
 def apply_parser(data: Columns, rows: int, data_parser: DataParser | None) -> Columns:

@@ -84,8 +84,7 @@ def _apply_replied(state: State, record: r.ReplySent) -> None:
     kept = state.clients.get(record.client)
     if kept is None:
         kept = state.clients[record.client] = ReplyCache()
-    if record.acknowledged > kept.acknowledged or record.finished:
-        kept.advance(record.acknowledged, record.finished)
+    kept.advance(record.acknowledged, record.finished)
     if not kept.is_finished(record.sequence):  # otherwise the client does not ask for it again
         kept.replies[record.sequence] = record.reply
 

@@ -19,13 +19,12 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.records import Record
 from transfer_queue.core.events.registry import Caller, Decision
-from transfer_queue.core.record_log import ControllerMeasures, RecordLog
+from transfer_queue.core.record_log import ChangeLog, ControllerMeasures, ParkedRequests, RecordLog
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
-from transfer_queue.core.waiting import ChangeLog, ParkedRequests
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.envelopes import AnyReply

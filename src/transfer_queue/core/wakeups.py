@@ -16,10 +16,10 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, Decision
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
+from transfer_queue.core.record_log import ChangeSet
 from transfer_queue.core.reports.expiries import expiry_reply
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.waiting import ChangeSet
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim

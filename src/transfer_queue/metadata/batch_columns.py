@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar, Union
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -104,16 +105,13 @@ def take_items(items: list[Item], selection: Selection) -> list[Item]:
     return [items[position] for position in selection.tolist()]
 
 
-class PartitionColumn:
+class PartitionColumn(msgspec.Struct, eq=False):
     """The partition of each row: one name if all rows have the same, otherwise names and a code for each row."""
 
-    __slots__ = ("codes", "names")
-
-    def __init__(self, names: list[str], codes: npt.NDArray[np.int32] | None = None) -> None:
-        self.names = names
-        """The names in use, without repetitions."""
-        self.codes = codes
-        """The index into `names` of each row, int32 [rows]; None while there is at most one name."""
+    names: list[str]
+    """The names in use, without repetitions."""
+    codes: npt.NDArray[np.int32] | None = None
+    """The index into `names` of each row, int32 [rows]; None while there is at most one name."""
 
     @classmethod
     def from_names(cls, partition_ids: Sequence[str]) -> PartitionColumn:

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Union
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -26,19 +27,8 @@ TABLE = "is_tensordict"
 _DESCRIBED = ("dtype", "shape", "is_nested", "is_non_tensor", "per_sample_shapes")
 
 
-class FieldColumn:
+class FieldColumn(msgspec.Struct, eq=False):
     """One field of a batch. It is not changed after it was made, so that batches share it.
-
-    Args:
-        name: See the attribute.
-        dtype: See the attribute. Ignored if `dtypes` is given.
-        ndim: See the attribute. Default: None.
-        shape: See the attribute. Ignored if `shapes` is given. Default: None.
-        shapes: See the attribute. Default: None.
-        is_non_tensor: See the attribute. Default: False.
-        is_nested: See the attribute. Default: True if `shapes` is given, or if a tensor field has no `shape`.
-        extra: See the attribute. Default: None.
-        dtypes: See the attribute. Default: None.
 
     Example:
         >>> from transfer_queue.metadata import FieldColumn
@@ -46,43 +36,39 @@ class FieldColumn:
         [torch.Size([3]), torch.Size([3])]
     """
 
-    __slots__ = ("dtype", "dtypes", "extra", "is_nested", "is_non_tensor", "name", "ndim", "shape", "shapes")
+    name: str
+    """The name of the field."""
+    dtype: torch.dtype | None
+    """The torch dtype, promoted (`torch.promote_types`) if rows differ; None for objects and if it is not known.
 
-    def __init__(
-        self,
-        name: str,
-        dtype: torch.dtype | None,
-        ndim: int | None = None,
-        shape: tuple[int, ...] | None = None,
-        shapes: RowShapes | None = None,
-        is_non_tensor: bool = False,
-        is_nested: bool | None = None,
-        extra: dict[str, Any] | None = None,
-        dtypes: list[torch.dtype | None] | None = None,
-    ) -> None:
-        if is_nested is None:
-            is_nested = shapes is not None or (shape is None and dtype is not None and not is_non_tensor)
-        self.name = name
-        """The name of the field."""
-        self.dtype = dtype if dtypes is None else promote_dtypes(dtypes)
-        """The torch dtype, promoted (`torch.promote_types`) if rows differ; None for objects and if it is not known."""
-        self.dtypes = dtypes
-        """The dtype of each row of a field whose rows may differ in dtype; otherwise None."""
-        self.ndim = ndim
-        """The number of dimensions of one row; None if rows differ in it, and if it is not known."""
-        self.shape = shape if shapes is None else None
-        """The shape of a row while all rows have the same; otherwise None."""
-        self.shapes = shapes
-        """The shape of each row, int64 [rows, ndim], or a list of one tuple for each row if rows differ in rank.
+    Ignored if `dtypes` is given.
+    """
+    ndim: int | None = None
+    """The number of dimensions of one row; None if rows differ in it, and if it is not known."""
+    shape: tuple[int, ...] | None = None
+    """The shape of a row while all rows have the same; otherwise None. Ignored if `shapes` is given."""
+    shapes: RowShapes | None = None
+    """The shape of each row, int64 [rows, ndim], or a list of one tuple for each row if rows differ in rank.
 
-        None while all rows have the same shape, and if the shapes are not known.
-        """
-        self.is_non_tensor = is_non_tensor
-        """True if the values are objects."""
-        self.is_nested = is_nested
-        """True if rows have differed in shape."""
-        self.extra = extra
-        """Further entries of the schema of the field, which are kept; None if there are none."""
+    None while all rows have the same shape, and if the shapes are not known.
+    """
+    is_non_tensor: bool = False
+    """True if the values are objects."""
+    is_nested: bool | None = None
+    """True if rows have differed in shape. Default: True if `shapes` is given, or if a tensor field has no `shape`."""
+    extra: dict[str, Any] | None = None
+    """Further entries of the schema of the field, which are kept; None if there are none."""
+    dtypes: list[torch.dtype | None] | None = None
+    """The dtype of each row of a field whose rows may differ in dtype; otherwise None."""
+
+    def __post_init__(self) -> None:
+        if self.is_nested is None:
+            no_shape = self.shape is None and self.dtype is not None and not self.is_non_tensor
+            self.is_nested = self.shapes is not None or no_shape
+        if self.shapes is not None:
+            self.shape = None
+        if self.dtypes is not None:
+            self.dtype = promote_dtypes(self.dtypes)
 
     @classmethod
     def from_schema(cls, name: str, entry: Mapping[str, Any], rows: int) -> FieldColumn:

@@ -15,6 +15,7 @@ from typing import Union
 from transfer_queue.errors import ProtocolError
 
 HEADER = struct.Struct("<IQ")
+HEADER_SIZE = HEADER.size
 MAX_BODY = 1 << 30
 MAX_PAYLOAD = 1 << 40
 
@@ -38,9 +39,9 @@ class FrameReader:
         """The largest payload in bytes."""
         self._kept = bytearray()
         """The beginning of the frame that is not complete yet, always shorter than `_needed`."""
-        self._needed = HEADER.size
+        self._needed = HEADER_SIZE
         """The length of that frame if its header has arrived, otherwise of a header."""
-        self.missing = HEADER.size
+        self.missing = HEADER_SIZE
         """The least number of bytes that the unfinished frame lacks: a hint for the size of the next read."""
         self.held = 0
         """The number of bytes of the unfinished frame that have arrived."""
@@ -65,22 +66,22 @@ class FrameReader:
             self._kept = bytearray()
         elif not isinstance(data, bytes):
             data = bytes(data)
-        elif len(data) >= HEADER.size:
+        elif len(data) >= HEADER_SIZE:
             body_length, payload_length = HEADER.unpack_from(data)
-            if len(data) == HEADER.size + body_length and not payload_length and body_length <= self.max_body:
-                return [(data[HEADER.size :], None)]  # the usual case: one whole frame without a payload
+            if len(data) - HEADER_SIZE == body_length <= self.max_body and not payload_length:
+                return [(data[HEADER_SIZE:], None)]  # the usual case: one whole frame without a payload
         return self._cut(data)
 
     def _cut(self, data: bytes | bytearray) -> list[Frame]:
         frames: list[Frame] = []
         start, end = 0, len(data)
         view = memoryview(data)
-        needed = HEADER.size
-        while end - start >= HEADER.size:
+        needed = HEADER_SIZE
+        while end - start >= HEADER_SIZE:
             body_length, payload_length = HEADER.unpack_from(data, start)
             if body_length > self.max_body or payload_length > self.max_payload:
                 raise ProtocolError(self._refusal(body_length, payload_length))
-            body_start = start + HEADER.size
+            body_start = start + HEADER_SIZE
             body_end = body_start + body_length
             needed = body_end + payload_length - start
             if end - start < needed:
@@ -88,7 +89,7 @@ class FrameReader:
             payload = view[body_end : body_end + payload_length] if payload_length else None
             frames.append((bytes(view[body_start:body_end]), payload))
             start += needed
-            needed = HEADER.size
+            needed = HEADER_SIZE
         self._needed = needed
         if start < end:
             self._kept += view[start:end]

@@ -189,7 +189,7 @@ def test_the_bytes_of_a_tensor_are_those_of_its_values() -> None:
     values = torch.arange(12, dtype=torch.int32).view(6, 2)
     ragged = offsets_of_lengths(np.array([1, 2, 3]).tobytes()).make_jagged(values, 1)
     made_by_torch = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    assert [jagged.nbytes_of_tensor(each) for each in (values, ragged, made_by_torch)] == [48, 48, 20]
+    assert [jagged.bytes_of(each) for each in (values, ragged, made_by_torch)] == [48, 48, 20]
 
 
 def test_a_torch_that_has_other_parts(monkeypatch):
@@ -199,7 +199,7 @@ def test_a_torch_that_has_other_parts(monkeypatch):
         assert [row.tolist() for row in made.unbind()] == [[0], [1, 2]]
         assert (made._maybe_min_seqlen, made._maybe_max_seqlen) == (1, 2)
         assert is_plain_jagged(made)
-        assert jagged.nbytes_of_tensor(made) == 24
+        assert jagged.bytes_of(made) == 24
         assert rows_of_jagged(made, 1, 2, {}).values().tolist() == [1, 2]
 
 

@@ -431,9 +431,11 @@ def validated_filter(where: Mapping[str, Any] | None, allow_pickle: bool) -> dic
 
 def encoded_sampling_config(sampling_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a sampling_config encoded for requests."""
-    if sampling_config is not None and not isinstance(sampling_config, Mapping):
+    if sampling_config is None:
+        return {}
+    if not isinstance(sampling_config, Mapping):
         raise InvalidArgumentError(f"sampling_config must be a dict, got {sampling_config!r}")
-    return {str(name): encode_tag_value(value) for name, value in (sampling_config or {}).items()}
+    return {str(name): encode_tag_value(value) for name, value in sampling_config.items()}
 
 
 def describe(keys: list[str]) -> str:

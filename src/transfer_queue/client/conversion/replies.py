@@ -23,6 +23,7 @@ from transfer_queue.wire.blocks.gather import stack_of
 from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, SERVER_REPLY
 from transfer_queue.wire.buffers.block_layout import columns
 from transfer_queue.wire.buffers.jagged import offsets_of_lengths
+from transfer_queue.wire.buffers.tensors import DTYPES
 from transfer_queue.wire.objects.object_values import decode_tag_value
 from transfer_queue.wire.objects.tag_rows import TagRows
 
@@ -60,7 +61,7 @@ def _column(field: FieldType, reply: ClaimReply, rows: int) -> FieldColumn:
         dtypes = [all_of_it[code] for code in by_row] if by_row is not None and len(by_row) == rows else None
         dtype = promote_dtypes(all_of_it)
     if field.shape is not None:
-        return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), dtypes=dtypes)
+        return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), is_nested=False, dtypes=dtypes)
     listed = reply.shapes.get(field.name)
     if listed is None:
         return FieldColumn(field.name, dtype, dtypes=dtypes)
@@ -77,20 +78,18 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
     """Return the fields of a put, for its BatchMeta."""
     columns = []
     for column in encoded.columns:
-        spec, slots = column.spec, column.slots
-        dims = np.frombuffer(column.dims, "<i8")
-        if spec.ndim < 0:
-            shapes = list(map(tuple, mixed_shapes(dims)))
-            if slots is not None:
-                shapes = [shapes[slot] for slot in slots.tolist()]
-            columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), None, None, shapes))
-        elif spec.kind != "tensor":
+        spec, dims = column.spec, np.frombuffer(column.dims, "<i8")
+        if spec.kind != "tensor":
             columns.append(_without_dtype(spec.name, spec.kind))
         elif spec.ragged:
-            of_rows = dims.reshape(-1, spec.ndim) if slots is None else dims.reshape(-1, spec.ndim)[slots]
-            columns.append(FieldColumn.from_shapes(spec.name, getattr(torch, spec.dtype), of_rows))
+            shapes = list(map(tuple, mixed_shapes(dims))) if spec.ndim < 0 else dims.reshape(-1, spec.ndim)
+            if column.slots is not None:
+                at = column.slots
+                shapes = [shapes[slot] for slot in at.tolist()] if isinstance(shapes, list) else shapes[at]
+            columns.append(FieldColumn.from_shapes(spec.name, DTYPES[spec.dtype], shapes))
         else:
-            columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), spec.ndim, tuple(dims.tolist())))
+            shape = tuple(dims.tolist())
+            columns.append(FieldColumn(spec.name, DTYPES[spec.dtype], spec.ndim, shape, is_nested=False))
     return columns
 
 

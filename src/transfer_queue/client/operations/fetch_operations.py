@@ -118,13 +118,14 @@ class FetchOperations(Topic):
             BatchMeta(size=2, partitions=['train_0'], fields=['prompt'], produced=2)
         """
         yield from self.attachment.learn()
-        fields = arguments.validated_names(data_fields, "data_fields", least=0 if mode == "insert" else 1)
         if mode == "insert":
+            arguments.validated_names(data_fields, "data_fields", least=0)
             wait = arguments.validated_seconds(timeout)
             count = arguments.validated_count(batch_size, "batch_size")
             request = Reserve(partition_id, count, None, pre_alloc_sample_num(), wait=wait)
             return self.claims.meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
         if mode == "force_fetch":
+            fields = arguments.validated_names(data_fields, "data_fields")
             shown = yield from self._ask(ShowRows(partition_id, fields), ClaimReply, timeout)
             return self.claims.meta(partition_id, shown)
         if mode != "fetch":
@@ -134,7 +135,7 @@ class FetchOperations(Topic):
         if timeout is not None:
             timeout = max(arguments.validated_seconds(timeout) or 0.0, MIN_WAIT)
         claim = self.claims.prepare(
-            partition_id, task_name, fields, batch_size, sampling_config, timeout, hold=hold, lease=lease,
+            partition_id, task_name, data_fields, batch_size, sampling_config, timeout, hold=hold, lease=lease,
             replicas=replicas,
         )  # fmt: skip
         return (yield from self.claims.take(claim))[0]
@@ -390,10 +391,6 @@ class FetchOperations(Topic):
         if not names:
             return TensorDict({}, batch_size=len(metadata))
         parts = metadata._split_by_partition()
-        requests = [
-            Lookup(name, metadata._rows()[positions].tobytes(), None, names, metadata._epoch)
-            for name, positions in parts
-        ]
 
         def look() -> Operation[LookupReply]:
             nonlocal places
@@ -401,7 +398,8 @@ class FetchOperations(Topic):
                 known, places = places, None
                 return known
             replies = []
-            for request in requests:
+            for name, positions in parts:
+                request = Lookup(name, metadata._rows()[positions].tobytes(), None, names, metadata._epoch)
                 replies.append((yield from self.attachment.look_up(request, timeout)))
             return replies[0] if len(replies) == 1 else merge_lookups(replies, [positions for _, positions in parts])
 

@@ -6,7 +6,7 @@ It notes what the clients now reference or lease. Claims that are met together h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import cast
 
 import msgspec
@@ -132,29 +132,27 @@ def _reply(
     timeline, activity = context.services[TimelineRecorder], context.services[Activity]
     effects: list[Effect] = []
     answers: list[tuple[str, int, AnyReply]] = []
-    start = 0
-    for at, each in enumerate(claims):
-        caller, reply, token = each.caller, replies[at], tokens[at] if tokens else 0
-        client, envelope, end = caller.client, caller.envelope, start + len(batches[at])
-        timeline.note_claim(client, each.claim, each.since, partition, reply.rows, positions[start:end])
-        activity.begin_work(client, consumer_of(each.claim))
+    end = 0
+    for each, reply, batch, token, is_held in zip(claims, replies, batches, tokens or repeat(0), held or repeat(False)):
+        caller, asked, start, end = each.caller, each.claim, end, end + len(batch)
+        client, sequence, part = caller.client, caller.envelope.sequence, positions[start:end]
+        timeline.note_claim(client, asked, each.since, partition, reply.rows, part)
+        activity.begin_work(client, consumer_of(asked))
         numbers = None
         if counts is not None:
             context.services[Leases].begin(partition.name, partition.leases.by_token[token])
             numbers = None if (counts[start:end] == 1).all() else counts[start:end].tobytes()
         elif token:
             context.services[AbsentHolders].note_holder(client)
-        is_held = bool(held) and held[at]
         if token or is_held or warning is not None:
             reply = msgspec.structs.replace(reply, held=is_held, warning=warning, token=token, deliveries=numbers)
             warning = None
         # The reply that is kept for retries does not contain the locations, because a retry may come much later.
-        answers.append((client, envelope.sequence, reply))
-        if each.claim.places and count <= PLACED:
-            places = lookups.locate_claimed(context.state, partition, positions[start:end], each.claim.fields)
+        answers.append((client, sequence, reply))
+        if asked.places and count <= PLACED:
+            places = lookups.locate_claimed(context.state, partition, part, asked.fields)
             reply = msgspec.structs.replace(reply, places=places)
-        effects.append(Send(caller.peer, envelope.sequence, reply))
-        start = end
+        effects.append(Send(caller.peer, sequence, reply))
     if count > 1:
         context.log.apply(r.RepliesSent(answers))
     else:

@@ -17,10 +17,10 @@ import msgspec
 
 from transfer_queue.core.claims import row_leases
 from transfer_queue.core.claims.plan import ClaimPlan, Plans
+from transfer_queue.core.record_log import ChangeSet
 from transfer_queue.core.samplers.calls import UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, share_key
-from transfer_queue.core.waiting import ChangeSet
 from transfer_queue.messages.claims import Claim
 
 MAX_GROUP = 128  # claims

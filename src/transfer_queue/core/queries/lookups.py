@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 import msgspec
 import numpy as np
@@ -252,7 +253,7 @@ def _common_places(
         if losses:
             raise StorageKeyNotFoundError(f"partition {partition.name!r}: {losses}")
     requested = dict.fromkeys(sorted(partition.fields) if fields is None else fields)
-    names = requested if fields is None else with_nested(partition, list(requested))
+    names = requested if fields is None else with_nested(partition, requested)
     known, ranks = partition.fields, partition.field_ranks
     types: list[FieldType] = []
     places: Places = {}
@@ -275,7 +276,7 @@ def _common_places(
     return types, places, lacking
 
 
-def with_nested(partition: Partition, names: list[str]) -> list[str]:
+def with_nested(partition: Partition, names: Collection[str]) -> Collection[str]:
     """Return these fields, the fields inside them, and the fields that contain them."""
     fields = partition.fields
     nested: set[str] = set()

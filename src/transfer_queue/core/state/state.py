@@ -61,20 +61,19 @@ class ReplyCache(Persisted, array_like=True):
         """Remove the replies that the client does not need any more, at a cost that depends on their number only."""
         dropped = []
         if acknowledged > self.acknowledged:
-            dropped.append((self.acknowledged + 1, acknowledged))
+            dropped.append(range(self.acknowledged + 1, acknowledged + 1))
             self.acknowledged = acknowledged
         for first, last in finished:
             if len(self.finished.starts) < MAX_RUNS:  # a correct client has far fewer
                 first = max(first, self.acknowledged + 1)
-                dropped += self.finished.gaps(first, last)
+                dropped += [range(start, end + 1) for start, end in self.finished.gaps(first, last)]
                 self.finished.add(first, last)
         if self.finished.starts:
             self.finished.drop_up_to(self.acknowledged)
-        for first, last in dropped:
-            span = range(first, last + 1)
-            few = last - first < len(self.replies)
-            for sequence in span if few else list(filter(span.__contains__, self.replies)):
-                self.replies.pop(sequence, None)
+        replies = self.replies
+        for span in dropped:
+            for sequence in span if len(span) <= len(replies) else list(filter(span.__contains__, replies)):
+                replies.pop(sequence, None)
 
 
 class _Partitions(Column):

@@ -478,7 +478,8 @@ class BlockTable(PublishedExtents):
     def describe(self, numbers: np.ndarray) -> Blocks:
         """Return these blocks as a reply contains them."""
         if len(numbers) == 1:  # a single block is usual, and needs no search for equal values
-            only, at = self.chunks[int(numbers[0]) >> CHUNK_BITS].columns, int(numbers[0]) & (CHUNK - 1)
+            number = numbers.item()
+            only, at = self.chunks[number >> CHUNK_BITS].columns, number & (CHUNK - 1)
             one = slice(at, at + 1)
             return Blocks(
                 only["unit"][one].tobytes(), only["offset"][one].tobytes(), only["generation"][one].tobytes(),

@@ -166,15 +166,15 @@ class FieldStats(Persisted, array_like=True):
 
     def to_field_type(self, ranks: Collection[int] = ()) -> FieldType:
         """Return the type as replies contain it. ranks: the ranks of the values in the reply, if there are several."""
-        ndim, shape, differs, mixed = self.ndim, self.shape, self.differs, len(ranks) > 1
-        if ranks and not mixed and ndim not in ranks:
-            ndim = next(iter(ranks))
-            shape, differs = self.further[ndim]
-        known = not (differs or mixed) and self.kind == "tensor"
-        return FieldType(
-            name=self.name, kind=self.kind, dtype=self.dtype, ndim=ndim, shape=list(shape) if known else None,
-            differs=differs, mixed_rank=mixed, dtypes=[self.dtype, *self.others] if self.others else [],
-        )  # fmt: skip
+        kind, dtype, ndim, shape, differs, mixed = self.kind, self.dtype, self.ndim, self.shape, self.differs, False
+        if ranks:
+            mixed = len(ranks) > 1
+            if not mixed and ndim not in ranks:
+                ndim = next(iter(ranks))
+                shape, differs = self.further[ndim]
+        known = list(shape) if not differs and not mixed and kind == "tensor" else None
+        dtypes = [dtype, *self.others] if self.others else []
+        return FieldType(self.name, kind, dtype, ndim, known, differs, mixed, dtypes)
 
     def describe(self) -> str:
         """Return the type as text."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import overload
 
+import msgspec
 import numpy as np
 
 from transfer_queue.core.tables.complete_groups import (
@@ -455,8 +455,7 @@ MAX_ROWS = 4096
 Fields = frozenset[str]
 
 
-@dataclass(slots=True)
-class DeferredUpdate:
+class DeferredUpdate(msgspec.Struct, eq=False):
     """Rows of one chunk that got values of these fields."""
 
     number: int

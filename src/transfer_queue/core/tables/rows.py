@@ -360,7 +360,8 @@ class RowTable(Persisted):
         self.count += count
         done = 0
         while done < count:
-            key, first = self.end >> CHUNK_BITS, self.end & MASK
+            end = self.end
+            key, first = end >> CHUNK_BITS, end & MASK
             chunk = self.chunks.get(key)
             if chunk is None:
                 chunk = self.chunks[key] = Chunk()
@@ -384,7 +385,7 @@ class RowTable(Persisted):
             chunk.size = last
             chunk.living += take
             added.append((key, chunk, at, slice(done, done + take)))
-            self.end += take
+            self.end = end + take
             done += take
         return added
 
@@ -449,14 +450,15 @@ class RowTable(Persisted):
             return np.array([self.position_of(indexes.item(0))])
         if not self.chunks or not count:
             return np.full(count, -1, "i8")
-        first = indexes.item(0)
-        if indexes.item(-1) - first == count - 1 and (start := self.position_of(first)) >= 0:
+        first, starts = indexes.item(0), self._firsts or self._chunk_starts()
+        low = bisect_right(starts, first) - 1
+        if low >= 0 and indexes.item(-1) - first == count - 1:
             # Most batches are consecutive rows of one chunk, which all live. To compare bytes is faster than arrays.
-            chunk, place = self.chunks[start >> CHUNK_BITS], start & MASK
-            run = slice(place, place + count)
+            key, place = self._keys[low], first - starts[low]
+            chunk, run = self.chunks[key], slice(place, place + count)
             if chunk.index[run].tobytes() == indexes.tobytes() and 0 not in chunk.alive[run].tobytes():
+                start = (key << CHUNK_BITS) + place
                 return np.arange(start, start + count)
-        starts = self._chunk_starts()
         low = bisect_right(starts, int(indexes.min())) - 1
         if low >= 0 and (low + 1 == len(starts) or int(indexes.max()) < starts[low + 1]):
             return self._positions_in(self._keys[low], indexes)

@@ -171,8 +171,8 @@ class TimelineRecorder(CoreService):
         now, arrived = self._clock.now, self._clock.arrived
         if now >= self.change_times.due:
             self.change_times.note(self._state.changes, now)
-        first, number = record.first_index, record.first_block
-        if number == 0 and record.tags is None and record.rows is None:
+        first, number, which = record.first_index, record.first_block, record.rows
+        if number == 0 and which is None and record.tags is None:
             if record.count and not record.pre_allocated:
                 self.reservation_times.note(first, now)
                 self._reserved = first, record.count
@@ -180,7 +180,7 @@ class TimelineRecorder(CoreService):
         if not self.ring.capacity:
             return
         reserved, self._reserved = self._reserved, (0, 0)
-        schema, which = self._state.blocks.newest_schema, record.rows
+        schema, since = self._state.blocks.newest_schema, now if arrived is None else arrived
         is_new = which is None or (int.from_bytes(which[:8], "little"), len(which) // 8) == reserved
         flags = NEW_ROWS if is_new else 0
         for part in record.puts:
@@ -188,7 +188,6 @@ class TimelineRecorder(CoreService):
                 schemas = [self._state.blocks.shape_source(number + at)[0] for at in range(len(part.blocks))]
                 schema = tuple(spec for each in schemas for spec in each[: MAX_NAMES + 1])
             about = record.partition, part, number
-            since = now if arrived is None else arrived
             self._notes.append((_PUT, now, since, flags, part.client, about, schema, first if which is None else which))
             first, number = first + part.count, number + len(part.blocks)
             if len(self._notes) >= MAX_NOTES or part.count > MANY_RECORDED:
@@ -232,13 +231,11 @@ class TimelineRecorder(CoreService):
         chunk = partition.rows.chunks.get(position >> CHUNK_BITS) if position >= 0 else None
         if chunk is None:
             return None
-        fields, at, block = claim.fields, position & MASK, 0
-        for name in fields if len(fields) <= LOOKED_AT else fields[:LOOKED_AT]:
-            columns = chunk.field.get(name)
+        fields, columns_of, at, block = claim.fields, chunk.field, position & MASK, 0
+        for name in fields[:LOOKED_AT]:
+            columns = columns_of.get(name)
             if columns is not None:
-                number = columns[0].item(at)
-                if number > block:
-                    block = number
+                block = max(block, columns[0].item(at))
         if not partition.policy_version:
             return block, None
         oldest = _oldest_version(partition, positions)

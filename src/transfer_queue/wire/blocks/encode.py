@@ -169,7 +169,8 @@ class EncodedBlock:
             dims.append(column.dims)
             sources.append((end, column.source))
             end = align(end + column.nbytes)
-            shares |= column.slots is not None
+            if column.slots is not None:
+                shares = True
         self.columns = columns
         """The columns as they will be written."""
         self.schema = schema
@@ -252,29 +253,35 @@ def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> 
 
 def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> list[PutColumn]:
     """Return the columns of a batch. share: whether to look for rows that share memory."""
-    if isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0:
-        # row by row, because the rows may differ in shape, and a stack would be copied again
-        keys = list(fields.keys())
-        first = fields.tensordicts[0] if fields.tensordicts else {}
-        items: Iterable[tuple[Any, Any]] = [
-            (key, fields.get(key) if _is_table(first.get(key)) else [row.get(key) for row in fields.tensordicts])
-            for key in keys
-        ]
-    elif isinstance(fields, TensorDictBase):
-        items = list(fields.items())
+    if isinstance(fields, TensorDictBase):
+        if fields.batch_dims and fields.batch_size[0] != rows:
+            raise _wrong_length(next(iter(fields.keys()), "(none)"), rows, fields.batch_size[0])
+        is_stack = isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0
+        items: Iterable[tuple[Any, Any]] = _items_of_stack(fields) if is_stack else list(fields.items())
     elif isinstance(fields, Mapping):
         items = fields.items()
     else:
         raise InvalidArgumentError(f"fields must be a TensorDict or a dict of columns, got a {type(fields).__name__}")
-    if isinstance(fields, TensorDictBase) and fields.batch_dims and fields.batch_size[0] != rows:
-        _check_length(next(iter(fields.keys()), "(none)"), rows, fields.batch_size[0])
     columns: list[PutColumn] = []
-    for name, value in items:
-        if not isinstance(value, torch.Tensor) and is_nested_table(value):
-            columns += _nested_columns(_name(name), value, rows, allow_pickle, share)
+    for key, value in items:
+        name = _name(key)
+        if isinstance(value, torch.Tensor):
+            columns.append(_tensor(name, value, rows, share))
+        elif is_nested_table(value):
+            columns += _nested_columns(name, value, rows, allow_pickle, share)
         else:
-            columns.append(_column(_name(name), value, rows, allow_pickle, share))
+            columns.append(_column(name, value, rows, allow_pickle, share))
     return columns
+
+
+def _items_of_stack(fields: LazyStackedTensorDict) -> list[tuple[Any, Any]]:
+    """Return the columns of a lazy stack row by row: rows may differ in shape, and a stack would be copied again."""
+    rows = fields.tensordicts
+    first = rows[0] if rows else {}
+    return [
+        (key, fields.get(key) if _is_table(first.get(key)) else [row.get(key) for row in rows])
+        for key in list(fields.keys())
+    ]
 
 
 def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> EncodedBlock:
@@ -344,20 +351,15 @@ def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: b
 
     The names of leaves contain `messages.descriptors.SEPARATOR`.
     """
-    _check_length(name, rows, value.batch_size[0])
-    columns = [PutColumn(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, EncodedBytes([], []), None)]
-    for key in list(value.keys()):
-        inner, leaf = value.get(key), f"{name}{SEPARATOR}{_name(key)}"
-        if is_nested_table(inner):
-            columns += _nested_columns(leaf, inner, rows, allow_pickle, share)
-        else:
-            columns.append(_column(leaf, inner, rows, allow_pickle, share))
-    return columns
+    if value.batch_size[0] != rows:
+        raise _wrong_length(name, rows, value.batch_size[0])
+    table = PutColumn(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, EncodedBytes([], []), None)
+    leaves = {f"{name}{SEPARATOR}{_name(key)}": value.get(key) for key in list(value.keys())}
+    return [table, *_columns(leaves, rows, allow_pickle, share)]
 
 
 def _column(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -> PutColumn:
-    if isinstance(value, torch.Tensor):
-        return _tensor(name, value, rows, share)
+    """Return the column of a value that is neither a tensor nor a nested TensorDict."""
     if isinstance(value, np.ndarray):
         return _array(name, value, rows, allow_pickle, share)
     if isinstance(value, NonTensorData):
@@ -372,7 +374,8 @@ def _column(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -
         raise InvalidArgumentError(
             f"field {name!r} must be a tensor, list or array of {rows} rows, got a {type(value).__name__}"
         )
-    _check_length(name, rows, len(values))
+    if len(values) != rows:
+        raise _wrong_length(name, rows, len(values))
     return _values(name, values, allow_pickle, share)
 
 
@@ -390,19 +393,21 @@ def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool, share: boo
 
 def _tensor(name: str, value: torch.Tensor, rows: int, share: bool) -> PutColumn:
     if value.is_nested:
-        _check_length(name, rows, value.size(0))
+        if value.size(0) != rows:
+            raise _wrong_length(name, rows, value.size(0))
         return _jagged(name, value, share) if value.layout == torch.jagged else _nested(name, value, share)
     tensor = _checked(name, 0, value)
-    if not tensor.dim():
+    shape = tensor.shape
+    if not shape:
         raise InvalidArgumentError(f"field {name!r} must have {rows} rows, got a tensor without dimensions")
-    _check_length(name, rows, tensor.size(0))
-    shape = tensor.shape[1:]
-    spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
+    if shape[0] != rows:
+        raise _wrong_length(name, rows, shape[0])
+    spec, dims = _spec(name, "tensor", NAMES[tensor.dtype], len(shape) - 1, False), _i8(shape[1:])
     nbytes = tensor.nbytes
     if share and nbytes > MIN_SAVED and value.stride(0) == 0 and nbytes - nbytes // rows >= MIN_SAVED:
         one = tensor[:1]
-        return PutColumn(spec, _i8(shape), one.nbytes, _dense(one), rows_of_one_value(rows).slots)
-    return PutColumn(spec, _i8(shape), nbytes, _dense(tensor), None)
+        return PutColumn(spec, dims, one.nbytes, _dense(one), rows_of_one_value(rows).slots)
+    return PutColumn(spec, dims, nbytes, _dense(tensor), None)
 
 
 def _jagged(name: str, value: Any, share: bool) -> PutColumn:
@@ -440,7 +445,8 @@ def _nested(name: str, value: torch.Tensor, share: bool) -> PutColumn:
 def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool, share: bool) -> PutColumn:
     if not value.ndim:
         raise InvalidArgumentError(f"field {name!r} must have {rows} rows, got an array without dimensions")
-    _check_length(name, rows, len(value))
+    if len(value) != rows:
+        raise _wrong_length(name, rows, len(value))
     if value.dtype.kind not in _NUMERIC or value.dtype.name not in ITEM_SIZES or isinstance(value, np.ma.MaskedArray):
         return _values(name, array_rows(value), allow_pickle, share)
     spec, dims = _spec(name, "tensor", value.dtype.name, value.ndim - 1, False), _i8(value.shape[1:])
@@ -609,6 +615,5 @@ def _name(name: Any) -> str:
     return str.__str__(name)
 
 
-def _check_length(name: Any, wanted: int, length: int) -> None:
-    if wanted != length:
-        raise InvalidArgumentError(f"field {name!r} must have {wanted} rows, got {length}")
+def _wrong_length(name: Any, rows: int, length: int) -> InvalidArgumentError:
+    return InvalidArgumentError(f"field {name!r} must have {rows} rows, got {length}")

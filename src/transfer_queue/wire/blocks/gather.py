@@ -97,6 +97,8 @@ def gather(
             a writer has reused the space.
         UncarriableValueError: A value was pickled, and `allow_pickle` is false.
     """
+    if layout not in LAYOUTS:
+        raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
     device = memory.device if isinstance(memory, DeviceArena) else None
     with LOOKUP_REPLY if device is None else ON_DEVICE:
         located = locate_rows(reply, memory)
@@ -207,74 +209,69 @@ class _Form(msgspec.Struct, eq=False):
     """The number of elements of the dimensions before `ragged`, which is how many pieces each row has in the tensor."""
 
 
-class _ColumnMaker:
-    """Makes the columns of one gather.
+class _ColumnMaker(msgspec.Struct, eq=False):
+    """Makes the columns of one gather."""
 
-    Args:
-        layout: See `gather`.
-        shared: See `gather`.
-        allow_pickle: See `gather`.
-        device: The device on which tensors are made; None for the host.
-    """
-
-    def __init__(self, layout: str, shared: bool, allow_pickle: bool, device: torch.device | None) -> None:
-        if layout not in LAYOUTS:
-            raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-        self.later: Copies = []
-        """Copies that the caller must make."""
-        self.in_place = False
-        """Whether rows that are one after the other are used where they are, instead of copies that share nothing."""
-        self._layout = layout
-        self._shared = shared
-        self._allow_pickle = allow_pickle
-        self._device = device
-        self._views = False
-        self._held: dict[str, View] = {}
-        """The held bytes of fields that are views of the arena."""
-        self._forms: dict[str, _Form] = {}
-        """The forms of these fields."""
-        self._cuts: dict[bytes, JaggedOffsets] = {}
-        """Row lengths -> the offsets that all fields with these lengths share."""
+    layout: str
+    """See `gather`."""
+    shared: bool
+    """See `gather`."""
+    allow_pickle: bool
+    """See `gather`."""
+    device: torch.device | None
+    """The device on which tensors are made; None for the host."""
+    later: Copies = []
+    """Copies that the caller must make."""
+    in_place: bool = False
+    """Whether rows that are one after the other are used where they are, instead of copies that share nothing."""
+    views: bool = False
+    """Whether fields may be views of the arena."""
+    held: dict[str, View] = {}
+    """The held bytes of fields that are views of the arena."""
+    forms: dict[str, _Form] = {}
+    """The forms of these fields."""
+    cuts: dict[bytes, JaggedOffsets] = {}
+    """Row lengths -> the offsets that all fields with these lengths share."""
 
     def hold(self, located: Mapping[str, LocatedRows], views: Views) -> None:
         """Hold the bytes of the fields that can be views of the arena."""
-        self.in_place = self._views = True
+        self.in_place = self.views = True
         places: dict[str, Place] = {}
         for name, rows in located.items():
             run = rows.run
             if run is None or not run[2] or run[0] == HERE or not self._may_stay(rows) or rows.type.kind != "tensor":
                 continue
-            form = _form(rows, self._layout) if rows.type.dtype in DTYPES else None
+            form = _form(rows, self.layout) if rows.type.dtype in DTYPES else None
             if form is not None and form.leading == 1:
-                places[name], self._forms[name] = run, form
+                places[name], self.forms[name] = run, form
         if places:
-            self._held = dict(zip(places, views(list(places.values())), strict=True))
+            self.held = dict(zip(places, views(list(places.values())), strict=True))
 
     def _may_stay(self, rows: LocatedRows) -> bool:
         """Whether the bytes of rows that are one after the other may be used where they are."""
-        return self.in_place and (rows.shape is not None or (self._views and self._layout == "jagged"))
+        return self.in_place and (rows.shape is not None or (self.views and self.layout == "jagged"))
 
     def make(self, rows: LocatedRows) -> Any:
         """Return the column of one field."""
         field = rows.type
-        if self._shared and rows.run is None:
+        if self.shared and rows.run is None:
             distinct = rows.distinct()
             if distinct is not None:
                 return self._share(*distinct)
         if field.kind == "object":
-            return stack_of(_objects(rows, self._allow_pickle), rows.count)
+            return stack_of(_objects(rows, self.allow_pickle), rows.count)
         if rows.parts or field.dtype not in DTYPES:
             rows = _of_one_dtype(rows)
-        form = self._forms.get(field.name) or _form(rows, self._layout)
+        form = self.forms.get(field.name) or _form(rows, self.layout)
         if form is None:
             return self._collect(rows)
         if form.ragged < 0:
             tensor = self._elements(rows, form.shape)
-            return stack_of(list(tensor.unbind(0)), rows.count) if self._layout == "list" else tensor
-        cut = self._cuts.get(form.lengths)
+            return stack_of(list(tensor.unbind(0)), rows.count) if self.layout == "list" else tensor
+        cut = self.cuts.get(form.lengths)
         if cut is None:
             cut = offsets_of_lengths(form.lengths)
-            cut = self._cuts[form.lengths] = cut if self._device is None else cut.to_device(self._device)
+            cut = self.cuts[form.lengths] = cut if self.device is None else cut.to_device(self.device)
         form.shape[form.ragged] = cut.total
         if form.leading > 1:
             rows = _divide(rows, form.leading)
@@ -283,20 +280,20 @@ class _ColumnMaker:
     def _share(self, rows: LocatedRows, slots: list[int]) -> NonTensorStack:
         """Return a value for each of `slots`, which are positions in `rows`. Equal positions get the same object."""
         is_object = rows.type.kind == "object"
-        values = _objects(rows, self._allow_pickle) if is_object else _rows(_of_one_dtype(rows))
+        values = _objects(rows, self.allow_pickle) if is_object else _rows(_of_one_dtype(rows))
         return stack_of([values[slot] for slot in slots], len(slots))
 
     def _collect(self, rows: LocatedRows) -> Any:
         """Return the container of rows that have no `_Form`."""
         field = rows.type
-        if self._layout == "dense":
+        if self.layout == "dense":
             raise InvalidArgumentError(
                 f'field {field.name!r} must have rows of one shape for layout "dense", got {some_shapes(rows)}; '
                 'use "padded", "jagged" or "list"'
             )
-        if self._layout == "padded":
+        if self.layout == "padded":
             return _padded(rows)
-        if self._layout == "list" or field.mixed_rank:
+        if self.layout == "list" or field.mixed_rank:
             return stack_of(_rows(rows), rows.count)
         flat = _flat(rows)
         # an empty strided nested tensor has no rank
@@ -307,9 +304,9 @@ class _ColumnMaker:
     def _elements(self, rows: LocatedRows, shape: list[int]) -> torch.Tensor:
         """Return a dense tensor of the elements of rows: a view of where they are, or a copy."""
         dtype = rows.type.dtype
-        if rows.run is None or self._device is not None:
+        if rows.run is None or self.device is not None:
             return tensor_over(_bytes(rows, self.later), dtype, shape)
-        view = self._held.get(rows.type.name)
+        view = self.held.get(rows.type.name)
         if view is not None:
             return tensor_over(view, dtype, shape)
         unit, start, nbytes = rows.run
@@ -335,16 +332,19 @@ def _form(rows: LocatedRows, layout: str) -> _Form | None:
         raise ProtocolError(f"field {field.name!r} has rows of {field.ndim} dimensions, but not in its blocks")
     if field.ndim == 0:
         return _Form([rows.count])
-    if field.differs & (field.differs - 1):
-        return None
-    ragged = max(field.differs.bit_length() - 1, 0)
+    ragged = 0
+    if field.differs:
+        if field.differs & (field.differs - 1):
+            return None
+        ragged = field.differs.bit_length() - 1
     if shape is not None:
         sizes, lengths = list(shape), shape[ragged].to_bytes(8, "little") * rows.count
     else:
         sizes, lengths = _shape_beside(rows, ragged), rows.each().shapes[:, ragged].tobytes()
-    leading = math.prod(sizes[:ragged])
-    # rows without bytes are not divided: a few numbers of a reply must not make a reader allocate memory
-    return _Form(sizes, ragged, lengths, leading if leading == 1 or rows.each().lengths.any() else 1)
+    leading = math.prod(sizes[:ragged]) if ragged else 1
+    if leading != 1 and not rows.each().lengths.any():
+        leading = 1  # rows without bytes: a few numbers of a reply must not make a reader allocate memory
+    return _Form(sizes, ragged, lengths, leading)
 
 
 def _common_rank(rows: LocatedRows) -> int | None:

@@ -193,15 +193,11 @@ def locate_rows(reply: LookupReply, memory: Memory) -> dict[str, LocatedRows]:
     located: dict[str, LocatedRows] = {}
     blocks, count = reply.blocks, reply.count
     try:
-        regular: dict[str, _RegularRows | None] = {}
+        types = {field.name: field for field in reply.types}
         for placement in reply.placements if count else ():
             rows = _in_one_block(blocks, placement, count, memory) or _in_equal_blocks(blocks, placement, count, memory)
-            regular.update(dict.fromkeys(placement.fields, rows))
-        for field in reply.types if count else ():
-            rows = regular[field.name]
-            rows_of_field = None if rows is None else rows.rows_of_field(field, memory, count)
-            if rows_of_field is not None:
-                located[field.name] = rows_of_field
+            if rows is not None:
+                rows.locate(map(types.__getitem__, placement.fields), memory, count, located)
     except (InvalidArgumentError, ValueError, KeyError, IndexError, OverflowError, struct.error):
         pass  # `_add_scattered_rows` reports what is wrong
     if len(located) < len(reply.types):
@@ -251,22 +247,24 @@ class _RegularRows(msgspec.Struct, eq=False):
     slots: int | I8
     """The slot of the first row in the one block; otherwise the slot of each row, or 0 for all of them."""
 
-    def rows_of_field(self, field: FieldType, memory: Memory, count: int) -> LocatedRows | None:
-        """Return the rows of a field; None if their places are not regular, or the column does not fit the field."""
-        column = self.columns[field.name]
-        typed = _type_of_rows(field, column.spec)
-        if typed is None:
-            return None
-        at = self.offsets + (self.slots * column.row + column.offset)
-        if column.ragged is None:
-            run = (self.unit, at, count * column.row) if isinstance(at, int) else None
-            return LocatedRows(typed, memory, count, column.shape, run, (self.unit, at, column.row))
-        if not isinstance(at, int) or column.spec.ndim == MIXED_RANK:
-            return None
-        starts, lengths, shapes = (array[self.slots : self.slots + count] for array in column.ragged)
-        run = (self.unit, at + int(starts[0]), int(starts[-1] + lengths[-1] - starts[0]))
-        each = RowArrays(np.full(count, self.unit, np.int32), at + starts, lengths, shapes)
-        return LocatedRows(typed, memory, count, None, run, _each=each)
+    def locate(self, fields: Iterable[FieldType], memory: Memory, count: int, located: dict[str, LocatedRows]) -> None:
+        """Add the rows of those of these fields whose places are regular and whose columns fit them."""
+        columns, unit, slots = self.columns, self.unit, self.slots
+        for field in fields:
+            name = field.name
+            column = columns[name]
+            typed, row = _type_of_rows(field, column.spec), column.row
+            if typed is None:
+                continue
+            at = self.offsets + (slots * row + column.offset)
+            if column.ragged is None:
+                run = (unit, at, count * row) if isinstance(at, int) else None
+                located[name] = LocatedRows(typed, memory, count, column.shape, run, (unit, at, row))
+            elif isinstance(at, int) and column.spec.ndim != MIXED_RANK:
+                starts, lengths, shapes = (array[slots : slots + count] for array in column.ragged)
+                run = (unit, at + int(starts[0]), int(starts[-1] + lengths[-1] - starts[0]))
+                each = RowArrays(np.full(count, unit, np.int32), at + starts, lengths, shapes)
+                located[name] = LocatedRows(typed, memory, count, None, run, _each=each)
 
 
 def _in_one_block(blocks: Blocks, placement: Placement, count: int, memory: Memory) -> _RegularRows | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 from torch.utils.weak import WeakIdKeyDictionary
 
 from transfer_queue.errors import UncarriableValueError
@@ -63,7 +64,7 @@ class JaggedOffsets:
         strides = (self._ragged_size if step == 1 else self._ragged_size * step, *strides)  # a product takes 3 us
         made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
             parts.kind, size, strides, 0, torch.contiguous_format, values.dtype, torch.jagged, values.device, False,
-            False, "sizes", False, True, parts.keys, storage_size=values.untyped_storage().size(),
+            False, "sizes", False, True, parts.keys, storage_size=values.untyped_storage().nbytes(),
         )  # fmt: skip
         made.__dict__.update(
             _values=values, _offsets=self._offsets, _lengths=None, _size=size, _strides=strides, _ragged_idx=ragged,
@@ -282,13 +283,18 @@ def _values(value: Any) -> torch.Tensor:
     return value.values()  # type: ignore[no-any-return]
 
 
-def nbytes_of_tensor(tensor: torch.Tensor) -> int:
-    """Return the bytes of the values of a tensor."""
+def bytes_of(value: Any) -> int:
+    """Return the bytes of a column of tensors, or of those of a nested TensorDict.
+
+    A stack of objects counts as 0, also if they are tensors (the layout "list"): asking each of them would take longer
+    than some gets.
+    """
     parts = _parts()
-    if parts is not None and type(tensor) is parts.kind:
-        made: Any = tensor
-        return int(made._values.nbytes)  # values() takes 25 us
-    return tensor.values().nbytes if tensor.is_nested else tensor.nbytes
+    if parts is not None and type(value) is parts.kind:
+        return int(value._values.nbytes)  # values() takes 25 us
+    if isinstance(value, torch.Tensor):
+        return value.values().nbytes if value.is_nested else value.nbytes
+    return sum(map(bytes_of, value.values())) if isinstance(value, TensorDict) else 0
 
 
 def jagged_from_parts(
