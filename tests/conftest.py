@@ -58,7 +58,7 @@ WAITING = [
     "test_attaching.py", "test_takeover_of_values.py", "test_processes.py", "test_takeover.py", "test_cli.py",
     "test_samplers.py", "test_sampler_host.py", "test_checkpoints_of_processes.py", "test_nodes.py",
     "test_lifecycle.py", "test_cli_watch.py", "test_timeline.py", "test_cli_doctor.py", "test_top.py",
-    "test_disk_tier.py", "test_killed_consumers.py", "test_chaos_of_processes.py",
+    "test_disk_tier.py", "test_chaos_of_processes.py",
     "test_first_request.py", "test_lease_delivery.py",
 ]  # fmt: skip
 COMPUTING = [

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from small_datasets import small_dataset
 
 from simulated import a, b, cluster, start  # noqa: F401
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -22,11 +23,6 @@ def partition() -> str:
 def dataset(system: Any, partition: str) -> Callable[..., StreamingDataset]:
     """Makes a dataset of the partition: batches of 4, micro-batches of 2, and a task of its own."""
 
-    def build(**more: Any) -> StreamingDataset:
-        arguments: dict[str, Any] = {
-            "config": system, "batch_size": 4, "micro_batch_size": 2, "data_fields": ["x"],
-            "partition_id": partition, "task_name": f"t{next(_numbers)}", "dp_rank": 0,
-        }  # fmt: skip
-        return StreamingDataset(**{**arguments, **more})
-
-    return build
+    return lambda **more: small_dataset(
+        system, **{"partition_id": partition, "task_name": f"t{next(_numbers)}", **more}
+    )

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from small_datasets import Build
 
 import transfer_queue as tq
 from simulated import numbers
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
-from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
+from transfer_queue.dataloader.streaming_dataset import default_fetch_batch_fn
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 
 pytestmark = [
@@ -25,7 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes:UserWarning"),
 ]
 SECONDS = 60
-Build = Callable[..., StreamingDataset]
 
 
 @pytest.fixture(scope="module")
@@ -225,25 +225,6 @@ class TestCancellation:
             return await values(own)
 
         assert run(main()) == [0, 1, 2, 3]
-
-    def test_a_users_function_that_fails_does_not_hide_the_cancellation(self, dataset: Build, partition: str) -> None:
-        entered, leave = threading.Event(), threading.Event()
-
-        def fetch(**arguments: Any) -> Any:
-            entered.set()
-            assert leave.wait(SECONDS)
-            raise tq.WaitTimeoutError("nothing")
-
-        async def main() -> None:
-            task = asyncio.ensure_future(values(dataset(fetch_batch_fn=fetch)))
-            await until(entered.is_set)
-            task.cancel()
-            await asyncio.sleep(0)
-            leave.set()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-        run(main())
 
     def test_workers_end_with_the_cancelled_iteration(self, dataset: Build, partition: str) -> None:
         async def main() -> None:

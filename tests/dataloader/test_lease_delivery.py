@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from small_datasets import Build
 from torch.utils.data import DataLoader
 
 import transfer_queue as tq
@@ -20,7 +21,6 @@ from transfer_queue.errors import BatchGoneError, InvalidArgumentError
 from transfer_queue.sampler import RankAwareSampler, SequentialSampler
 from transfer_queue.testing import Client, Cluster
 
-Build = Callable[..., StreamingDataset]
 ROWS, BATCH, MICRO = 12, 4, 2
 _numbers = itertools.count()
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from small_datasets import small_dataset
 from tensordict import TensorDict
 
 from simulated import Start, numbers, table, take, values
@@ -41,17 +42,9 @@ def client_of(cluster: Cluster, name: str) -> Client:
     return known[0] if known else cluster.client(name)
 
 
-def dataset_of(client: Client, **more: Any) -> StreamingDataset:
-    arguments: dict[str, Any] = {
-        "batch_size": 4, "micro_batch_size": 2, "data_fields": ["x"], "partition_id": "p", "task_name": "train",
-        "dp_rank": 0, **more,
-    }  # fmt: skip
-    return StreamingDataset(client, **arguments)
-
-
 def resumed(client: Client, state: dict[str, Any], **more: Any) -> StreamingDataset:
     """A dataset of another process that loads the state, which was saved as JSON."""
-    dataset = dataset_of(client, **more)
+    dataset = small_dataset(client, **more)
     dataset.load_state_dict(json.loads(json.dumps(state)))
     return dataset
 
@@ -67,7 +60,7 @@ def filled_system(start: Start, sampler: BaseSampler, rows: int = 12) -> Cluster
 
 def restart(cluster: Cluster, count: int, **more: Any) -> tuple[StreamingDataset, list[Any], StreamingDataset]:
     """A dataset, the items that were taken from it, and one of another process that continues from its state."""
-    first = dataset_of(client_of(cluster, "b"), **more)
+    first = small_dataset(client_of(cluster, "b"), **more)
     before = take(first, count)
     return first, before, resumed(client_of(cluster, "c"), first.state_dict(), **more)
 
@@ -123,7 +116,7 @@ class TestTheOpenBatch:
         a.put(table(t=torch.nested.nested_tensor(rows, layout=torch.jagged)), partition_id="p")
         a.seal("p")
         how = {"data_fields": ["t"], "pack": True, "max_tokens": 4, "length_field": "t"}
-        first = dataset_of(b, **how)
+        first = small_dataset(b, **how)
         before = take(first, 1)
         found = [data["t"].tolist() for data, _ in before + list(resumed(b, first.state_dict(), **how))]
         assert found == [[[1, 2, 2]], [[3, 3, 3]], [[4, 4, 4, 4]]]
@@ -133,7 +126,7 @@ class TestTheOpenBatch:
         data = TensorDict({"x": torch.arange(4), "o": [f"o{i}" for i in range(4)]}, batch_size=4)
         data["t"] = torch.nested.nested_tensor(rows, layout=torch.jagged)
         a.put(data, partition_id="p", tags=[{"n": i} for i in range(4)])
-        first = dataset_of(b, data_fields=["x", "o", "t"], micro_batch_size=1)
+        first = small_dataset(b, data_fields=["x", "o", "t"], micro_batch_size=1)
         items = iter(first)
         next(items)
         state = first.state_dict()
@@ -160,7 +153,7 @@ class TestTheOpenBatch:
             both = BatchMeta.concat([m[i : i + 1] for i in range(2) for m in metas])
             return tq_client.get_data(both), both
 
-        first = dataset_of(b, fetch_batch_fn=fetch)
+        first = small_dataset(b, fetch_batch_fn=fetch)
         before = values(take(first, 3))
         assert before == [0, 100, 1, 101, 2, 102]
         assert values(take(resumed(b, first.state_dict(), fetch_batch_fn=fetch), 3)) == [3, 103, 4, 104, 5, 105]
@@ -171,7 +164,7 @@ class TestTheOpenBatch:
         def fetch(tq_client: Any, **arguments: Any) -> Any:
             return default_fetch_batch_fn(tq_client=b, **arguments)
 
-        first = dataset_of(b, fetch_batch_fn=fetch)
+        first = small_dataset(b, fetch_batch_fn=fetch)
         take(first, 1)
         assert values(take(resumed(b, first.state_dict(), fetch_batch_fn=fetch), 1)) == [2, 3]
         assert "returned the samples [4, 5, 6, 7] instead of [0, 1, 2, 3]" in caplog.text
@@ -185,7 +178,7 @@ class TestTheOpenBatch:
                     break
             return values(found)
 
-        first = dataset_of(client_of(either, "b"))
+        first = small_dataset(client_of(either, "b"))
         before = asyncio.run(rows(first, 3))
         again = resumed(client_of(either, "c"), first.state_dict())
         assert before + asyncio.run(rows(again, 100)) == list(range(12))
@@ -194,7 +187,7 @@ class TestTheOpenBatch:
     def test_a_copy_yields_the_rest(
         self, cluster: Cluster, a: Client, filled: None, twin: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        first = dataset_of(a)
+        first = small_dataset(a)
         before = values(take(first, 1))
         first.config, first._tq_client, first._attached_client = None, None, None
         monkeypatch.setattr(StreamingDataset, "_find_client", lambda self: client_of(cluster, "b"))
@@ -212,7 +205,7 @@ class TestTheOpenBatch:
                     raise RuntimeError("a fault")
                 yield row, "item"
 
-        dataset = dataset_of(b, process_batch_fn=fallible, keep_batches=keep, delivery="at_least_once")
+        dataset = small_dataset(b, process_batch_fn=fallible, keep_batches=keep, delivery="at_least_once")
         items = iter(dataset)
         found = [next(items)[0], next(items)[0]]
         with pytest.raises(RuntimeError, match="a fault"):
@@ -227,7 +220,7 @@ class TestTheOpenBatch:
 
 class TestGoneRows:
     def test_the_rest_of_the_rows_and_a_warning(self, either: Cluster, caplog: Log) -> None:
-        a, first = client_of(either, "a"), dataset_of(client_of(either, "b"), micro_batch_size=1)
+        a, first = client_of(either, "a"), small_dataset(client_of(either, "b"), micro_batch_size=1)
         items = iter(first)
         metas = [next(items)[1] for _ in range(2)]
         state = first.state_dict()
@@ -238,7 +231,7 @@ class TestGoneRows:
         assert "1 of them had not been yielded yet" in caplog.text
 
     def test_all_rows(self, either: Cluster, caplog: Log) -> None:
-        first = dataset_of(client_of(either, "b"))
+        first = small_dataset(client_of(either, "b"))
         items = iter(first)
         metas = [next(items)[1]]
         state = first.state_dict()
@@ -248,7 +241,7 @@ class TestGoneRows:
         assert "[0, 1, 2, 3]" in caplog.text
 
     def test_opaque_items_are_counted(self, either: Cluster, caplog: Log) -> None:
-        first = dataset_of(client_of(either, "b"), process_batch_fn=process)
+        first = small_dataset(client_of(either, "b"), process_batch_fn=process)
         take(first, 1)
         client = client_of(either, "a")
         everything = client.get_meta("x", 12, "p", mode="force_fetch")
@@ -258,7 +251,7 @@ class TestGoneRows:
         assert "the first 1 items are skipped" in caplog.text
 
     def test_the_partition(self, either: Cluster) -> None:
-        first = dataset_of(client_of(either, "b"))
+        first = small_dataset(client_of(either, "b"))
         take(first, 1)
         client_of(either, "a").clear_partition("p")
         again = resumed(client_of(either, "c"), first.state_dict())
@@ -271,7 +264,7 @@ class TestGoneRows:
         cluster = start(seed=2, sampler=SequentialSampler(), conf={"controller": {"max_deliveries": 1}})
         a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.put(numbers(8), partition_id="p")
-        first = dataset_of(b, delivery="at_least_once")
+        first = small_dataset(b, delivery="at_least_once")
         take(first, 1)
         b.die()
         cluster.advance(100.0)
@@ -287,7 +280,7 @@ class TestLeases:
     @pytest.mark.parametrize("is_over", [False, True])
     def test_the_open_batch_is_acknowledged_at_its_end(self, either: Cluster, keyed: bool, is_over: bool) -> None:
         b = client_of(either, "b")
-        first = dataset_of(b, delivery="at_least_once")
+        first = small_dataset(b, delivery="at_least_once")
         before = values(take(first, 1))
         b.die()
         if is_over:
@@ -305,7 +298,7 @@ class TestLeases:
     def test_a_restarted_rank_acknowledges_only_what_was_trained_on(self, cluster: Cluster, a: Client) -> None:
         """Two ranks whose sampler keeps no batches, of which one is restarted in the middle of a batch."""
         a.put(numbers(16), partition_id="p")
-        ranks = [dataset_of(client_of(cluster, f"r{n}"), dp_rank=n, delivery="at_least_once") for n in range(2)]
+        ranks = [small_dataset(client_of(cluster, f"r{n}"), dp_rank=n, delivery="at_least_once") for n in range(2)]
         seen = [values(take(rank, 1)) for rank in ranks]
         assert seen == [[0, 1], [4, 5]]
         client_of(cluster, "r1").die()
@@ -318,7 +311,7 @@ class TestLeases:
         cluster = start(seed=6, sampler=RankAwareSampler())
         a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.put(numbers(4), partition_id="p")
-        first = dataset_of(b, delivery="at_least_once")
+        first = small_dataset(b, delivery="at_least_once")
         take(first, 1)
         b.die()
         a.put(numbers(4, 4), partition_id="p")
@@ -335,7 +328,7 @@ class TestLeases:
 
     def test_a_token_of_another_epoch_is_not_used(self, cluster: Cluster, b: Client, filled: None) -> None:
         """After a checkpoint was loaded, a token of the state may be that of another client's lease."""
-        first = dataset_of(b, delivery="at_least_once")
+        first = small_dataset(b, delivery="at_least_once")
         take(first, 1)
         state = first.state_dict()
         again = resumed(client_of(cluster, "c"), {**state, "epoch": state["epoch"] + 1}, delivery="at_least_once")
@@ -348,7 +341,7 @@ class TestLeases:
         a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.create_partition("p", replicas=2)
         a.put(numbers(8), partition_id="p")
-        first = dataset_of(b, delivery="at_least_once")
+        first = small_dataset(b, delivery="at_least_once")
         take(first, 1)
         b.die()
         for name, count in (("c", 0), ("d", 4)):
@@ -357,7 +350,7 @@ class TestLeases:
             assert self.consumed(cluster) == count
 
     def test_a_load_in_the_same_process_keeps_the_lease(self, either: Cluster) -> None:
-        dataset = dataset_of(client_of(either, "b"), delivery="at_least_once")
+        dataset = small_dataset(client_of(either, "b"), delivery="at_least_once")
         before = values(take(dataset, 1))
         dataset.load_state_dict(dataset.state_dict())
         assert before + values(dataset) == list(range(12))
@@ -369,7 +362,7 @@ class TestLeases:
         a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.create_partition("p", free_when=["train"])
         a.put(numbers(8), partition_id="p")
-        first = dataset_of(b)
+        first = small_dataset(b)
         take(first, count)
         again = iter(resumed(client_of(cluster, "c"), first.state_dict()))
         cluster.run()  # what it has written arrives
@@ -387,12 +380,12 @@ class TestOlderStates:
         return {"version": 1, **{name: state[name] for name in names}, **owed}
 
     def test_between_batches(self, either: Cluster) -> None:
-        first = dataset_of(client_of(either, "b"))
+        first = small_dataset(client_of(either, "b"))
         before = values(take(first, 2))
         assert before + values(resumed(client_of(either, "c"), self.old(first))) == list(range(12))
 
     def test_in_the_middle_only_by_number(self, either: Cluster, keyed: bool) -> None:
-        first = dataset_of(client_of(either, "b"))
+        first = small_dataset(client_of(either, "b"))
         before = values(take(first, 1))
         again = resumed(client_of(either, "c"), self.old(first))
         if keyed:
@@ -400,14 +393,14 @@ class TestOlderStates:
         else:
             with pytest.raises(BatchGoneError, match=r"in the middle of batch 0 by a release .* keeps no batches"):
                 take(again, 1)
-            assert values(dataset_of(client_of(either, "d"))) == list(range(4, 12)), "nothing was claimed"
+            assert values(small_dataset(client_of(either, "d"))) == list(range(4, 12)), "nothing was claimed"
 
     @pytest.mark.parametrize("is_right", [False, True])
     def test_a_missing_acknowledgement(self, start: Start, is_right: bool) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())
         a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.put(numbers(8), partition_id="p")
-        first = dataset_of(b, delivery="at_least_once")
+        first = small_dataset(b, delivery="at_least_once")
         meta = take(first, 2)[0][1]
         digest = zlib.crc32(torch.arange(meta.global_indexes[0], meta.global_indexes[0] + 4).numpy().tobytes())
         state = self.old(first, digest if is_right else 1)
@@ -473,7 +466,7 @@ class TestReset:
 
     def test_a_state_of_a_second_epoch(self, either: Cluster, keyed: bool) -> None:
         """In the middle of a replay: the next batches of the replay come, or an error, and never fewer."""
-        first = dataset_of(client_of(either, "b"))
+        first = small_dataset(client_of(either, "b"))
         assert len(list(first)) == 6
         first.reset()
         take(first, 1)
@@ -493,7 +486,7 @@ class TestReset:
 
     def test_under_leases(self, start: Start) -> None:
         cluster = filled_system(start, RankAwareSampler())
-        first = dataset_of(client_of(cluster, "b"), delivery="at_least_once")
+        first = small_dataset(client_of(cluster, "b"), delivery="at_least_once")
         take(first, 3)
         client_of(cluster, "b").die()
         again = resumed(client_of(cluster, "c"), first.state_dict(), delivery="at_least_once")
@@ -557,7 +550,7 @@ def test_everything_that_exists_is_yielded_and_nothing_twice(tmp_path_factory: A
 
         def made(rank: int) -> tuple[Client, StreamingDataset]:
             client = cluster.client(next(names))
-            return client, dataset_of(client, **how, dp_rank=rank)
+            return client, small_dataset(client, **how, dp_rank=rank)
 
         at = [made(rank) for rank in range(ranks)]
         for number, (move, count) in enumerate(run["moves"]):

@@ -8,7 +8,7 @@ import gc
 import itertools
 import pickle
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from device_driver import Driver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from small_datasets import Build, small_dataset
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -32,7 +33,6 @@ from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.testing import Client, Cluster
 
-Build = Callable[..., StreamingDataset]
 _partitions = itertools.count()
 
 
@@ -45,14 +45,7 @@ def cluster(start: Start) -> Cluster:
 def dataset(b: Client) -> Build:
     """dataset(...): of partition "p", batches of 4 in micro-batches of 2, ending when all is consumed."""
 
-    def build(**more: Any) -> StreamingDataset:
-        arguments: dict[str, Any] = {
-            "config": b, "batch_size": 4, "micro_batch_size": 2, "data_fields": ["x"], "partition_id": "p",
-            "task_name": "train", "dp_rank": 0, "should_check_consumption_status": True,
-        }  # fmt: skip
-        return StreamingDataset(**{**arguments, **more})
-
-    return build
+    return lambda config=b, **more: small_dataset(config, **{"should_check_consumption_status": True, **more})
 
 
 def sizes(items: Iterable[Any]) -> list[int]:

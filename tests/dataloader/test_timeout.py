@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from small_datasets import Build, small_dataset
 from torch.utils.data import DataLoader
 
 import transfer_queue as tq
@@ -23,7 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes:UserWarning"),
 ]
-Build = Callable[..., StreamingDataset]
 _numbers = itertools.count()
 NO_BATCH = (
     r"^Timeout: no batch came within 0\.5 s\. Task '.*' waits for 4 samples with fields \['x'\] in partition '.*' "
@@ -48,14 +48,8 @@ def partition(system: Any) -> str:
 
 @pytest.fixture
 def dataset(system: Any, partition: str) -> Build:
-    def build(**more: Any) -> StreamingDataset:
-        arguments: dict[str, Any] = {
-            "config": system, "batch_size": 4, "micro_batch_size": 4, "data_fields": ["x"],
-            "partition_id": partition, "task_name": f"t{next(_numbers)}", "dp_rank": 0, "timeout": 0.5,
-        }  # fmt: skip
-        return StreamingDataset(**{**arguments, **more})
-
-    return build
+    names = {"partition_id": partition, "task_name": f"t{next(_numbers)}"}
+    return lambda **more: small_dataset(system, **{**names, "micro_batch_size": 4, "timeout": 0.5, **more})
 
 
 def iterate(items: Any, found: list[Any], is_async: bool) -> None:
@@ -128,24 +122,18 @@ def test_the_worker_of_a_plain_loader_ends_with_the_reason(dataset: Build) -> No
         list(loader)
 
 
-@pytest.mark.parametrize("timeout", [None, 60.0])
+@pytest.mark.parametrize(("fetch", "timeout", "error", "words"), [
+    (fetch_with_fault, None, KeyError, "the reward model has no such prompt"),
+    (fetch_with_fault, 60.0, KeyError, "the reward model has no such prompt"),
+    (fetch_that_stops, 60.0, RuntimeError, "StopIteration"),  # which would end the loop as if all was read
+])  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_fault_of_a_custom_fetch_reaches_the_loop(
-    dataset: Build, workers: int, is_async: bool, timeout: float | None
+    dataset: Build, workers: int, is_async: bool, fetch: Any, timeout: float | None, error: Any, words: str
 ) -> None:
-    loader = StreamingDataLoader(dataset(fetch_batch_fn=fetch_with_fault, timeout=timeout), num_workers=workers)
-    with pytest.raises(KeyError, match="the reward model has no such prompt"):
-        iterate(loader, [], is_async)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_stop_iteration_of_a_custom_fetch_does_not_end_the_loop_as_if_all_was_read(
-    dataset: Build, workers: int, is_async: bool
-) -> None:
-    loader = StreamingDataLoader(dataset(fetch_batch_fn=fetch_that_stops), num_workers=workers)
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    loader = StreamingDataLoader(dataset(fetch_batch_fn=fetch, timeout=timeout), num_workers=workers)
+    with pytest.raises(error, match=words):
         iterate(loader, [], is_async)
 
 
@@ -157,11 +145,7 @@ def test_a_timeout_that_is_not_positive_is_refused(dataset: Build, timeout: Any)
 
 class TestInVirtualTime:
     def simulated_dataset(self, a: Client, **more: Any) -> StreamingDataset:
-        arguments: dict[str, Any] = {
-            "config": a, "batch_size": 4, "micro_batch_size": 4, "data_fields": ["x"], "partition_id": "p",
-            "task_name": "train", "dp_rank": 0, "timeout": 100.5,
-        }  # fmt: skip
-        return StreamingDataset(**{**arguments, **more})
+        return small_dataset(a, **{"micro_batch_size": 4, "timeout": 100.5, **more})
 
     @pytest.mark.parametrize("interval", ["1", "70"])
     @pytest.mark.parametrize("fetch", [None, default_fetch_batch_fn])

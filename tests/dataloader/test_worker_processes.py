@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from omegaconf import OmegaConf
+from small_datasets import Build
 from torch.utils.data import DataLoader, get_worker_info
 
 import transfer_queue as tq
@@ -35,7 +36,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes:UserWarning"),
 ]
 ROWS, BATCH, MICRO = 22, 4, 2  # the sizes of `dataset`; the last batch is a remainder
-Build = Callable[..., StreamingDataset]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_rows_of_a_batch_that_are_stored_once_share_memory(
 
 WAYS = [
     {"num_workers": count, "persistent_workers": persistent, "prefetch_factor": ahead}
-    for count, persistent, ahead in [(1, False, None), (1, True, 1), (2, False, 1), (2, True, 3), (3, False, 2)]
+    for count, persistent, ahead in [(1, False, None), (2, True, 3), (3, False, 2)]
 ]
 # Their dataset travels pickled, as it does to spawned ones.
 FRESH = [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1, "multiprocessing_context": "forkserver"}]
@@ -218,7 +218,7 @@ class TestPlace:
     # Every count with and without workers that are ahead; every way with a batch left in the middle and at the end.
     @pytest.mark.parametrize(
         ("way", "count"),
-        [(way, count) for way in ({}, *WAYS) for count in (0, 1, 3, 4, 11) if way in ({}, WAYS[3]) or count in (3, 11)],
+        [(way, count) for way in ({}, *WAYS) for count in (0, 1, 3, 4, 11) if way in ({}, WAYS[1]) or count in (3, 11)],
         ids=str,
     )
     def test_a_restarted_rank_goes_on(self, dataset: Build, filled: str, way: dict[str, Any], count: int) -> None:
@@ -520,7 +520,7 @@ class TestPlainLoader:
         assert sorted(values(items)) == list(range(ROWS))
 
     @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-    @pytest.mark.parametrize("way", [{}, *WAYS[1:4]], ids=str)
+    @pytest.mark.parametrize("way", [{}, WAYS[1]], ids=str)
     def test_stateful(self, dataset: Build, filled: str, way: dict[str, Any]) -> None:
         """torchdata's own loader: the dataset's state travels in it, from each worker."""
         stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")

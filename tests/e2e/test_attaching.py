@@ -49,12 +49,6 @@ def test_what_has_ended_is_forgotten(systems: Any) -> None:
         tq.kv_put("k", "p", {"x": value})
         assert tq.kv_batch_get("k", "p")["x"].tolist() == [value]
         system.stop()
-
-
-def test_where_nothing_runs_any_more(systems: Any) -> None:
-    system = systems()
-    assert tq.kv_list() == {}
-    system.stop()
     with pytest.raises(tq.NotInitializedError, match=r"call tq.init\(\) first"):
         tq.kv_list()
     assert systems().is_alive()

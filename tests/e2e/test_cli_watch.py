@@ -166,11 +166,11 @@ def test_a_silent_controller_is_asked_again(answers: list[Any]) -> None:
     assert speeds["p", "field", "x"] > 0
 
 
-@pytest.fixture
-def system(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningSystem]:
-    """A system in a runtime folder of its own, with one sample of partition p."""
-    with tempfile.TemporaryDirectory(prefix="tqw-") as folder:
-        monkeypatch.setenv("TQ_RUNTIME_DIR", folder)
+@pytest.fixture(scope="module")
+def system() -> Iterator[RunningSystem]:
+    """A system in a runtime folder of its own, with one sample of partition p. The last test stops it."""
+    with tempfile.TemporaryDirectory(prefix="tqw-") as folder, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TQ_RUNTIME_DIR", folder)
         started = start_local("w", {"settings": Settings.from_config(None).to_json()})
         with TransferQueueClient(started) as client:
             meta = client.kv_retrieve_meta(["a"], "p", create=True)
@@ -195,26 +195,6 @@ def test_status_as_json(system: RunningSystem, capsys: pytest.CaptureFixture[str
     assert found["system"]["pid"] == system.description.pid
     assert found["partitions"][0]["fields"][0]["produced"] == 1
     assert found["counters"]["requests"] > 0
-
-
-def test_watch_ends_with_the_system(system: RunningSystem) -> None:
-    process = tq("status", "--watch", LONG, "--name", "w", stdout=subprocess.PIPE)
-    shown: list[str] = []
-    while shown.count("\n") < 3:  # an empty line is below the verdict, below the partition, and between two looks
-        shown.append(process.stdout.readline())
-    verdict, _, *first = shown
-    assert verdict.startswith("Idle: no claim is open")
-    assert first[0].startswith("p: 1 sample,")
-    assert first[1].split()[:2] == ["field", "produced"]
-    assert first[2].split()[:4] == ["x", "1", "of", "1"]
-    assert first[3] == "\n"
-    assert first[4].startswith("controller: the requests that took most of its time")
-    assert first[5].split() == ["request", "served", "99", "%", "within"]
-    system.stop()
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert out == ""
-    assert err == f"tq: the system w has ended ({system.describe()})\n"
 
 
 def test_watch_json_is_a_line_each(system: RunningSystem) -> None:
@@ -293,3 +273,23 @@ def test_explain_wants_to_know_of_what(words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["explain", "p", *words, "--name", "nobody"])
     assert ended.value.code == 2
+
+
+def test_watch_ends_with_the_system(system: RunningSystem) -> None:
+    process = tq("status", "--watch", LONG, "--name", "w", stdout=subprocess.PIPE)
+    shown: list[str] = []
+    while shown.count("\n") < 3:  # an empty line is below the verdict, below the partition, and between two looks
+        shown.append(process.stdout.readline())
+    verdict, _, *first = shown
+    assert verdict.startswith("Idle: no claim is open")
+    assert first[0].startswith("p: 1 sample,")
+    assert first[1].split()[:2] == ["field", "produced"]
+    assert first[2].split()[:4] == ["x", "1", "of", "1"]
+    assert first[3] == "\n"
+    assert first[4].startswith("controller: the requests that took most of its time")
+    assert first[5].split() == ["request", "served", "99", "%", "within"]
+    system.stop()
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert out == ""
+    assert err == f"tq: the system w has ended ({system.describe()})\n"

@@ -14,8 +14,7 @@ from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 ROWS, BATCH, MICRO = 48, 4, 2
 
 
-@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("delivery", "workers"), [("at_most_once", 0), ("at_least_once", 1)])
 def test_a_pause_and_every_row_once(delivery: str, workers: int) -> None:
     """The controller dies while a batch is held, while one is fetched ahead, and before the end is told."""
     with started("loader", controller={"sampler": "SequentialSampler"}) as config:

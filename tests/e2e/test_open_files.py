@@ -54,7 +54,7 @@ def test_init_with_too_few_free_descriptors_names_the_limit() -> None:
     """Also with none at all; with some more, the same call succeeds."""
     tq.close()
     refused = 0
-    for count in range(MOST):
+    for count in range(0, MOST, 2):
         with free_descriptors(count):
             try:
                 tq.init({"system": {"name": NAME}})

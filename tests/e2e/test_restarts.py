@@ -108,8 +108,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("moment", ["the request", "the copy", "the record"])
-@pytest.mark.parametrize("durability", ["async", "sync"])
+@pytest.mark.parametrize(
+    ("moment", "durability"),
+    [("the request", "async"), ("the copy", "sync"), ("the record", "async"), ("the record", "sync")],
+)
 def test_a_controller_that_is_killed_while_it_loads_a_checkpoint_loads_it_once(
     saved: Path, tmp_path: Path, moment: str, durability: str
 ) -> None:

@@ -186,7 +186,7 @@ def test_a_frozen_controller_that_wakes_up_answers_nobody_and_ends(without_copie
             assert now.request(ListPartitions(), Done).value == ["p"]
 
 
-def test_another_system_cannot_take_the_folder_over(systems: Systems) -> None:
+def test_another_system_and_a_controller_of_an_earlier_term_cannot_take_over(systems: Systems) -> None:
     with TransferQueueClient(systems.remotes[0]) as client:
         put(client, "a")
         with pytest.raises(StartError, match="used by"):
@@ -194,6 +194,9 @@ def test_another_system_cannot_take_the_folder_over(systems: Systems) -> None:
         with pytest.raises(StartError, match="used by another system"):
             start_local(f"{systems.name}-y", systems.config, seat=NodeRole("y", LOOPBACK, 0, system="y", succeeds=True))
         check(client, ["a"])
+    systems.take_over()
+    with pytest.raises(StartError, match="was replaced by one of term 2"):
+        systems.remotes[0].move_controller(ControllerPlace(1, systems.first.description.remote))
 
 
 def test_a_node_that_does_not_see_the_folder_does_not_take_over(tmp_path: Path) -> None:
@@ -204,12 +207,6 @@ def test_a_node_that_does_not_see_the_folder_does_not_take_over(tmp_path: Path) 
             seat=NodeRole("x", LOOPBACK, 0, system="s", succeeds=True),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_controller_of_an_earlier_term_is_refused(systems: Systems) -> None:
-    systems.take_over()
-    with pytest.raises(StartError, match="was replaced by one of term 2"):
-        systems.remotes[0].move_controller(ControllerPlace(1, systems.first.description.remote))
 
 
 def test_a_system_of_one_node_continues_with_the_folder(systems: Systems) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import signal
 from collections.abc import Iterator
@@ -23,11 +22,16 @@ from transfer_queue.queues import Empty, Full, ShutDown
 SECONDS = 60
 
 
-@pytest.fixture(autouse=True)
-def system() -> Iterator[None]:
-    tq.init()
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
     yield
     tq.close()
+
+
+@pytest.fixture(autouse=True)
+def system(closed: None) -> None:
+    """The system of the test before, or a new one if that test has ended it."""
+    tq.init()
 
 
 def produce(q: tq.Queue, number: int, count: int) -> None:
@@ -73,13 +77,9 @@ def echo(q: Any, other: Any, told: Connection[Any, Any]) -> None:
     other.put(q.get(timeout=SECONDS))
 
 
-def test_a_spawned_process_attaches_by_the_queue_that_it_gets():
-    context = multiprocessing.get_context("spawn")
+def test_a_process_attaches_by_the_queue_that_it_gets():
     q, other = tq.Queue(maxsize=1), tq.PriorityQueue(prefetch=2)
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=echo, args=(q, other, there))
-    process.start()
-    there.close()  # so that the end of the process is that of the pipe
+    process, here = warm.reporting(echo, q, other)
     q.put((3, torch.ones(2)))
     assert here.recv() == "called"  # on a busy machine its imports may take longer than SECONDS
     priority, value = other.get(timeout=SECONDS)

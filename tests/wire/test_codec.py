@@ -162,7 +162,7 @@ def test_numeric_arrays(column, in_table):
 
 
 @given(st.lists(objects, min_size=1, max_size=5), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_objects(values, data):
     assume(not all(isinstance(value, torch.Tensor) for value in values))
     wanted = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=8))
@@ -215,7 +215,7 @@ def test_ragged_rows_of_every_dtype(dtype):
 
 
 @given(st.lists(tensors, min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_tensors_are_a_column(rows):
     back = through(rows, in_table=False)
     one_dtype = len({row.dtype for row in rows}) == 1
@@ -460,7 +460,7 @@ def test_unknown_layout():
 
 
 @given(st.binary(min_size=8, max_size=40), st.integers(0, 400))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_memory_overwritten_by_another(garbage, position):
     """A result (of whatever values) or an error of the tree."""
     arenas = Arenas(size=1024)

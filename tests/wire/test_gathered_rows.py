@@ -271,7 +271,7 @@ layouts = st.sampled_from(["jagged", "jagged", "list", "dense", "padded"])
 
 
 @given(cases(), layouts, limits)
-@differential(80)
+@differential(40)
 def test_rows_of_mapped_blocks(case: Case, layout: str, given_: dict[str, int]) -> None:
     names = [name for name in case.kinds if possible(case, name, layout)]
     for name in case.kinds.keys() - names:
@@ -289,7 +289,7 @@ def test_rows_of_mapped_blocks(case: Case, layout: str, given_: dict[str, int]) 
 
 
 @given(cases(), layouts, limits, st.data())
-@differential(60)
+@differential(30)
 def test_rows_of_several_gets(case: Case, layout: str, given_: dict[str, int], data: st.DataObject) -> None:
     """Each gets what it would get alone, in memory of its own."""
     count = len(next(iter(case.pairs.values())))

@@ -29,7 +29,7 @@ def there_and_back(value, **options):
 
 
 @given(objects)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_object_comes_back(value):
     assert same(there_and_back(value), value)
 
@@ -196,7 +196,7 @@ def nothing_worse(data):
 
 
 @given(objects, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_truncated_and_flipped(value, data):
     try:
         encoded = bytearray(encode_object(value, allow_pickle=False))
@@ -216,7 +216,7 @@ plain = st.recursive(
 
 
 @given(st.integers(-128, 127), plain)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_codes_with_wrong_content(code, content):
     packed = msgspec.msgpack.encode(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(content)))
     nothing_worse(b"\0" + packed)

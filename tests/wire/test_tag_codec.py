@@ -38,7 +38,7 @@ def test_plain_values_stay_themselves(value):
 
 
 @given(objects.filter(lambda v: not isinstance(v, np.generic | np.ndarray | torch.Tensor | list | dict)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_other_values_come_back(value):
     assert same(decode_tag_value(over_the_wire(encode_tag_value({"n": value}))), {"n": value})
 
@@ -103,7 +103,7 @@ def test_tag_that_contains_itself():
 
 
 @given(st.integers(-128, 127), st.binary(max_size=20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_hostile_values(code, content):
     try:
         decode_tag_value({"a": [Ext(code, content)]}, allow_pickle=False)

@@ -50,7 +50,7 @@ def descriptors(draw):
 
 
 @given(descriptors())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_columns_follow_one_another(descriptor):
     schema, dims, rows, shapes = descriptor
     end = 0
@@ -115,7 +115,7 @@ specs = st.builds(FieldSpec, st.sampled_from("ab"), st.sampled_from(["tensor", "
 
 
 @given(st.lists(specs, max_size=3), st.lists(extreme, max_size=8), extreme)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_anything_is_laid_out_or_refused(schema, dims, rows):
     """What is accepted is not absurd."""
     with suppress(InvalidArgumentError):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from carried_values import Point
 from codec_arenas import Arenas
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.errors import UncarriableValueError
@@ -34,6 +34,7 @@ def narrowed(base: torch.Tensor, selected: list[tuple[int, int]]) -> torch.Tenso
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@settings(max_examples=30)
 @given(size=st.integers(1, 3), data=st.data())
 def test_any_selection_is_stored_or_refused(change: str, size: int, data: st.DataObject) -> None:
     ranges = st.integers(0, size).flatmap(lambda start: st.tuples(st.just(start), st.integers(0, size - start)))
