@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Harness
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.core.claims.final_rounds import split_evenly
 from transfer_queue.core.columns.kinds import IntervalSet
@@ -392,7 +393,7 @@ BUILD: dict[str, Callable[[int, int, bool], BaseSampler]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BUILD))
-@settings(max_examples=150, deadline=None)
+@differential(50, costly=True)
 @given(data=st.data())
 def test_whatever_the_order(name: str, data: Any) -> None:
     """Ranks that fetch some batches ahead of the slowest one; fields and the seal in any order."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Harness, column, rows_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from differential import stateful
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
 from transfer_queue.messages.claims import Ack, ClaimReply, Nack, RankGone, Renew, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
@@ -295,8 +295,7 @@ class Ledger(RuleBasedStateMachine):
             assert taken[row] == (1 if row in self.over else 2 if row in busy else 0), row
 
 
-Ledger.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestLedger = Ledger.TestCase
+TestLedger = stateful(Ledger, 30, 40)
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 from harness import Harness, through_file
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from differential import stateful
 from transfer_queue.errors import LockLostError, WaitTimeoutError
 from transfer_queue.messages.claims import Cancel, Renew
 from transfer_queue.messages.locks import LockReply, ReleaseLock, TakeLock
@@ -163,8 +163,7 @@ class Locks(RuleBasedStateMachine):
         assert list(waiting) == [(asked.client, asked.sequence) for asked in self.queue]
 
 
-Locks.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestLocks = Locks.TestCase
+TestLocks = stateful(Locks, 40, 40)
 
 
 def test_the_rules_of_the_model_in_a_fixed_order() -> None:
