@@ -16,6 +16,8 @@ from tagged import tagged
 from transfer_queue.sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions, karmarkar_karp
 
+CASES = 2_000
+
 
 def differencing(lengths, k, equal):
     """The parts, as lists of positions, by pure Python on plain lists."""
@@ -55,6 +57,15 @@ def problems(draw):
     size = k * draw(st.integers(1, 6)) if equal else draw(st.integers(k, 6 * k))
     values = st.integers(0, draw(st.sampled_from([2, 9, 50, 9999])))
     return draw(st.lists(values, min_size=size, max_size=size)), k, equal
+
+
+def test_balancing_is_never_worse_than_differencing_in_any_of_many_small_cases():
+    worse = [
+        problem
+        for problem in drawn(1, CASES)
+        if heaviest(get_seqlen_balanced_partitions(*problem), problem[0]) > heaviest(differencing(*problem), problem[0])
+    ]
+    assert not worse
 
 
 @settings(deadline=None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from harness import BYTES, Harness, column, schema_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.tables.blocks import BlockTable, pair_sums
+from transfer_queue.core.tables.blocks import CHUNK, BlockTable, pair_sums
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock
@@ -72,6 +74,67 @@ def test_single_locations_need_no_further_columns() -> None:
     for number in range(1, 100):
         table.add(number, "w", NewBlock(0, 1, number * 64, 3, 1, 1, SPEC, b""), 1, 1)
     assert table.chunks[0].second == {}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_locations_against_a_model_table(data: st.DataObject) -> None:
+    """add, release, place, lose and close, with a dict of lists as the model."""
+    table, model, owners = BlockTable(), dict[int, list[tuple[int, int]]](), dict[int, int]()
+    closed: set[tuple[int, int]] = set()
+    number, extent = CHUNK - 3, 1  # so that two chunks are used
+    where = st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True)
+    for step in data.draw(
+        st.lists(st.sampled_from(["add", "add", "release", "relocate", "lose", "close"]), max_size=30)
+    ):
+        if step == "add":
+            at = [(unit, extent + unit % 2) for unit in data.draw(where)]
+            number += 1
+            copies = [BlockLocation(*place, 0, 1, 64) for place in at[1:]]
+            owners[number] = data.draw(st.integers(0, 2))
+            table.add(number, "w", NewBlock(*at[0], 0, 1, number, 1, SPEC, b"", 64, copies), 1, owners[number])
+            model[number] = at
+        elif step == "release" and model:
+            gone = data.draw(st.lists(st.sampled_from(sorted(model)), unique=True))
+            table.release(np.array(gone, "i8"))
+            for one in gone:
+                del model[one]
+        elif step == "relocate" and model:
+            some = sorted(data.draw(st.lists(st.sampled_from(sorted(model)), unique=True)))
+            left, unit = data.draw(st.integers(-1, 2)), data.draw(st.integers(0, 2))
+            to = (unit, extent + unit % 2)
+            table.relocate(np.array(some, "i8"), BlockLocation(*to, 0, 2, 64), np.arange(len(some)) * 64, left, "w")
+            for one in some:
+                units = [place[0] for place in model[one]]
+                if left < 0 and len(units) == 1 and unit not in units:
+                    model[one].append(to)
+                elif left in units and (unit == left or unit not in units):
+                    model[one][units.index(left)] = to
+        elif step == "lose":
+            lost_unit = data.draw(st.integers(0, 2))
+            lost = table.remove_lost_locations(lambda units, extents, unit=lost_unit: units == unit)  # type: ignore[misc]
+            alone = [n for n, at in sorted(model.items()) if all(unit == lost_unit for unit, _ in at)]
+            assert lost.tolist() == alone
+            for one, at in list(model.items()):
+                if one not in alone:
+                    model[one] = [place for place in at if place[0] != lost_unit]
+        elif step == "close":
+            known = sorted(set(table.extents) - closed)
+            table.close(known)
+            closed |= set(known)
+            extent += 2
+        used = {place for at in model.values() for place in at}
+        assert {place for place, e in table.extents.items() if e.blocks} == used
+        assert set(table.freed) == closed - used
+        assert {n: [(p.unit, p.extent) for p in at] for n, _, at, _ in table.live_blocks()} == model
+        assert table.leased == 64 * len(table.extents)
+        stored = Counter[tuple[int, int]]()
+        for one, at in model.items():
+            stored.update({(owners[one], unit): one for unit, _ in at})
+        told = {(owner, unit): n for owner, units in table.stored.items() for unit, n in units.items()}
+        assert stored == Counter(told), "a block has as many bytes as its number says"
+        table.count_stored()
+        assert stored == Counter({(o, unit): n for o, units in table.stored.items() for unit, n in units.items()})
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 1 << 40)), max_size=20))
