@@ -62,18 +62,16 @@ WAITING = [
     "test_first_request.py", "test_lease_delivery.py",
 ]  # fmt: skip
 COMPUTING = [
-    "test_ends_by_schedule.py", "test_chaos.py", "test_locks_by_schedule.py",
-    "test_final_rounds.py", "test_chaos_of_stores.py", "test_interleavings.py", "test_verdict.py",
+    "test_chaos.py", "test_locks_by_schedule.py", "test_final_rounds.py", "test_interleavings.py", "test_verdict.py",
     "test_top_screens.py", "test_docstring_examples.py", "test_object_codec.py",
-    "test_codec.py", "test_planted.py", "test_user_samplers.py", "test_followers.py", "test_chaos_of_takeovers.py",
+    "test_codec.py", "test_planted.py", "test_user_samplers.py", "test_followers.py",
     "test_differencing.py", "test_staleness.py", "test_random_programs.py", "test_token_budget.py",
 ]  # fmt: skip
 LONGEST = [name for pair in zip_longest(WAITING, COMPUTING) for name in pair if name is not None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make chaos` runs more schedules, `make fuzz` more examples."""
-    parser.addoption("--schedules", type=int, default=200, help="how many schedules are drawn for equal ends")
+    """`make fuzz` runs more examples."""
     parser.addoption("--examples-factor", type=int, default=1, help="multiplies the examples of differential tests")
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
@@ -20,18 +21,34 @@ factor = 1
 """How many times the usual number of examples is run; set by conftest.py before the tests are imported."""
 
 
-def differential(examples: int) -> Callable[[Test], Test]:
+def differential(examples: int, *, costly: bool = False) -> Callable[[Test], Test]:
     """Returns a decorator that makes a hypothesis test a differential one.
 
     Args:
         examples: How many examples `make test` runs; `make fuzz` runs 100 times as many.
+        costly: Whether an example takes long: `make fuzz` runs 10 times as many.
     """
-    chosen = settings(max_examples=examples * factor, deadline=None, suppress_health_check=list(HealthCheck))
+    times = max(1, factor // 10) if costly else factor
+    chosen = settings(max_examples=examples * times, deadline=None, suppress_health_check=list(HealthCheck))
 
     def mark(test: Test) -> Test:
         return pytest.mark.differential(chosen(test))
 
     return mark
+
+
+def stateful(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> Any:
+    """Returns the test case of a state machine.
+
+    Args:
+        machine: Its rules; usually events of a controller, beside a model.
+        examples: How many runs `make test` makes; `make fuzz` makes 10 times as many.
+        steps: How many rules are applied in a run.
+    """
+    case = machine.TestCase
+    chosen = settings(max_examples=examples * max(1, factor // 10), stateful_step_count=steps, deadline=None)
+    case.settings = chosen
+    return pytest.mark.differential(case)
 
 
 small = st.integers(0, 2)

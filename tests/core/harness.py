@@ -33,7 +33,7 @@ from transfer_queue.core.events.effects import (
     SendToUnit,
     WriteState,
 )
-from transfer_queue.core.events.records import Unparked
+from transfer_queue.core.events.records import RequestParked, Unparked
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.calls import AnySampler, HostedRunner, UserSampler, copy_containers
 from transfer_queue.core.state import serialization
@@ -356,17 +356,30 @@ class Harness:
         self.now = now
         self.take(self.controller.tick(now))
 
-    def restart(self) -> None:
-        """The controller is made anew of its saved state: connections end, and with them what waits."""
+    def restart(self, back: Iterable[str] | None = None, *, replays: bool = False) -> None:
+        """The controller is made anew of its saved state: connections end, and with them what waits.
+
+        back: the clients that connect again (default: all). replays: whether the state comes from the records, as after
+        a crash, instead of a file.
+        """
         self.records += self.controller.take_records()
-        state = through_file(self.state)
+        state = self._replayed() if replays else through_file(self.state)
         self.records += [Unparked(*waiter) for waiter in self.state.waiting.by_waiter]
         self.works.clear()
         self.asks.clear()
         self.controller = self._make_controller(state)
-        for name in self.clients:
+        for name in list(self.clients) if back is None else back:
             self.connect(name)
         check_invariants(state)
+
+    def _replayed(self) -> State:
+        """The state that a journal of all records gives; it has no requests that wait."""
+        state = State(self.state.capacity)
+        state.watched = self.state.watched
+        for record in msgspec.msgpack.decode(encode(self.records), type=list[JournalRecord]):
+            if not isinstance(record, (RequestParked, Unparked)):
+                apply_record(state, record)
+        return state
 
     # ------------------------------------------------------------ usual requests
 

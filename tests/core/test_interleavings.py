@@ -15,10 +15,10 @@ from typing import Any
 import harness
 import numpy as np
 from harness import Harness, column, rows_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from differential import stateful
 from transfer_queue.core.absent_clients import ABSENCE_SECONDS
 from transfer_queue.core.claims import deal as claim_deal
 from transfer_queue.core.claims.deal_jobs import LongDeals
@@ -557,7 +557,7 @@ class Interleavings(RuleBasedStateMachine):
         elif kind == 5:
             self._unit_restarts()
         elif kind == 6:
-            self._controller_restarts()
+            self._controller_restarts(data.draw(st.booleans()))
         elif kind == 7:
             self._leave(client, data.draw(st.booleans()))
         else:
@@ -612,9 +612,9 @@ class Interleavings(RuleBasedStateMachine):
         self.h.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
         self.settle()
 
-    def _controller_restarts(self) -> None:
-        """Its state comes out of a file, and those who waited ask again, in some order."""
-        self.h.restart()
+    def _controller_restarts(self, replays: bool) -> None:
+        """Its state comes out of a file or of the records, and those who waited ask again, in some order."""
+        self.h.restart(replays=replays)
         self.h.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
         for (client, sequence), claim in reversed(self.waiting.items()):
             self.h.send(claim, client, sequence)
@@ -718,5 +718,4 @@ class Interleavings(RuleBasedStateMachine):
             self.h.check_saving()
 
 
-TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestInterleavings = stateful(Interleavings, 60, 50)

@@ -7,14 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from journal_writer import Writer
 
+from differential import stateful
 from transfer_queue.errors import StartError
 from transfer_queue.journal.journal import segment_path
 from transfer_queue.journal.terms import Term, Terms
@@ -257,5 +256,4 @@ class ControllersOfAFolder(RuleBasedStateMachine):
         assert sum(writer.term.is_current() for writer in self.writers) <= 1
 
 
-TestControllersOfAFolder: Any = ControllersOfAFolder.TestCase
-TestControllersOfAFolder.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestControllersOfAFolder = stateful(ControllersOfAFolder, 40, 40)

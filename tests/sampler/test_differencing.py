@@ -16,7 +16,7 @@ from tagged import tagged
 from transfer_queue.sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions, karmarkar_karp
 
-CASES = 10_000
+CASES = 2_000
 
 
 def differencing(lengths, k, equal):

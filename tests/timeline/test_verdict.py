@@ -294,7 +294,7 @@ opens = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.one_of(rows, events_of_time), max_size=40), min_size=1, max_size=3),
     st.lists(opens, max_size=5), st.booleans(), st.binary(max_size=70), st.booleans(),

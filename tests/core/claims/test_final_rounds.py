@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Harness
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.core.claims.final_rounds import split_evenly
 from transfer_queue.core.columns.kinds import IntervalSet
@@ -392,10 +393,11 @@ BUILD: dict[str, Callable[[int, int, bool], BaseSampler]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BUILD))
-@settings(max_examples=150, deadline=None)
+@pytest.mark.design("after a seal every dp_rank gets the same number of batches")
+@differential(50, costly=True)
 @given(data=st.data())
 def test_whatever_the_order(name: str, data: Any) -> None:
-    """Ranks that fetch some batches ahead of the slowest one; fields and the seal in any order."""
+    """Ranks that fetch some batches ahead of the slowest one; fields and the seals of producers in any order."""
     draw = data.draw
     ahead = draw(st.integers(0, 2))
     ranks, drop = draw(st.integers(1, 4)), draw(st.booleans())
@@ -403,11 +405,11 @@ def test_whatever_the_order(name: str, data: Any) -> None:
     size, units = draw(st.integers(1, 3)), draw(st.integers(0, 20))
     rows = units * group
     h = Harness(BUILD[name](group, ranks, drop))
+    producers = draw(st.integers(1, 2))
+    h.create(producers=producers)
     if rows:
         h.put(rows, ("prompt",))
-    else:
-        h.create()
-    events: list[Any] = [*draw(st.permutations(range(rows))), "seal"]
+    events: list[Any] = [*draw(st.permutations(range(rows))), *["seal"] * producers]
     if draw(st.booleans()):
         events = draw(st.permutations(events))
     numbers = [0] * ranks
@@ -447,6 +449,9 @@ def test_whatever_the_order(name: str, data: Any) -> None:
     for event in events:
         assert event != "seal"
         h.put(1, rows=[event])
+    for (rank, number), batch in got.items():
+        again = h.dealt(size * group, name=f"replica of {rank}", dp_rank=rank, batch_index=number)
+        assert again == batch, "a replica of a rank got another batch"
 
     counts = Counter(rank for rank, _ in got)
     if rest < owed:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Harness, column, rows_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from differential import stateful
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
 from transfer_queue.messages.claims import Ack, ClaimReply, Nack, RankGone, Renew, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
@@ -295,22 +295,7 @@ class Ledger(RuleBasedStateMachine):
             assert taken[row] == (1 if row in self.over else 2 if row in busy else 0), row
 
 
-Ledger.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestLedger = Ledger.TestCase
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_the_rules_of_the_ledger_in_a_fixed_order(late: bool) -> None:
-    """The rules of the state machine in one fixed order, so that a change that disables them fails here."""
-    ledger = Ledger()
-    ledger.begin("sequential", 0)
-    ledger.put(1)
-    ledger.claim(1, 0, 0, "a", 1.0, 1)
-    if late:
-        ledger.wait(5.0)
-    ledger.ack(0, 0)
-    ledger.nothing_is_lost()
-    assert ledger.ledger == (set() if late else {0, 1})
+TestLedger = stateful(Ledger, 30, 40)
 
 
 def test_the_ledger_of_a_batch_cleared_partly_and_then_completely() -> None:

@@ -14,8 +14,6 @@ from transfer_queue.core.absent_clients import ABSENCE_SECONDS, FIRST_CHECK
 from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.columns.schema import BrokenInvariant
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.restore import merge_state
@@ -376,11 +374,7 @@ class TestAbsence:
     def test_a_restored_controller_forgets_a_client_that_never_returns(self, h: Harness) -> None:
         rows = h.put(1)
         h.unseen(1)
-        h.restart()
-        del h.clients["r"]
-        h.controller = Controller(CoreConfig(h.samplers[""]), restored=through_file(h.state), now=h.now)
-        for name in h.clients:
-            h.connect(name)
+        h.restart(["unit-0", "w"])
         h.tick(h.now + ABSENCE_SECONDS + 1)
         assert h.dealt(1, name="other") == rows
 

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 from harness import Harness, column
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.core.claims import answers, wake
 from transfer_queue.core.events.records import Dealt, RepliesSent
 from transfer_queue.messages.claims import Ack, Claim
@@ -183,7 +184,7 @@ OTHER_TOKENS = [[PLAIN] * 4 + [(n, 2, ("x",), 1, 5.0, False) for n in range(2)]]
 OTHER_TOKENS += [[PLAIN] * 5 + [(0, 2, ("x",), 1, 5.0, False)], (6, False)]
 
 
-@settings(max_examples=120, deadline=None)
+@differential(50, costly=True)
 @given(st.sampled_from(SAMPLERS), st.booleans(), STEPS)
 @example(SequentialSampler, False, [[PLAIN] * 2, (4, False), [PLAIN], (1, False)])  # a put after claims
 @example(SequentialSampler, False, [[PLAIN] * 4, (4, False), [PLAIN], "seal"])  # ends after other numbers of changes
@@ -196,7 +197,7 @@ def test_claims_met_together_get_what_they_would_get_one_by_one(make: Any, free:
     assert sorted(at_once.state.waiting.by_waiter) == sorted(alone.state.waiting.by_waiter)
 
 
-@settings(max_examples=40, deadline=None)
+@differential(25, costly=True)
 @given(st.sampled_from(SAMPLERS), st.booleans(), STEPS, st.integers(1, 3), st.booleans())
 @example(RankAwareSampler, False, [[(n, 2, ("x",), 0, None, False) for n in range(5)], (10, False)], 1, False)
 @example(SequentialSampler, False, [[PLAIN] * 5, (8, False), [PLAIN], (4, False)], 1, True)

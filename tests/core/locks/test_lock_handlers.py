@@ -156,11 +156,10 @@ class TestRestarts:
         alive = {"a"}
         h = Harness(lives=alive.__contains__)
         held = locked(h, "a", "x", lease=1000.0)
-        state = h.state
-        h.controller = h._make_controller(state)
+        h.restart([])
         alive.discard("a")
         h.tick(h.now + 2 * LONGEST_CHECK)
-        assert held not in state.locks.by_token
+        assert held not in h.state.locks.by_token
 
 
 class TestFences:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 from harness import Harness, through_file
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from differential import stateful
 from transfer_queue.errors import LockLostError, WaitTimeoutError
 from transfer_queue.messages.claims import Cancel, Renew
 from transfer_queue.messages.locks import LockReply, ReleaseLock, TakeLock
@@ -163,31 +163,7 @@ class Locks(RuleBasedStateMachine):
         assert list(waiting) == [(asked.client, asked.sequence) for asked in self.queue]
 
 
-Locks.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestLocks = Locks.TestCase
-
-
-def test_the_rules_of_the_model_in_a_fixed_order() -> None:
-    """The rules of the state machine in one fixed order, so that a change that disables them fails here."""
-    locks = Locks()
-    locks.take("a", ["x", "y"], 5.0, None)
-    locks.take("b", ["y"], 5.0, 100.0)
-    locks.take("c", ["y", "z"], 50.0, 100.0)
-    locks.release_by_another(0, "b")
-    locks.renew(0)
-    locks.release(0)
-    locks.put(0)
-    assert [lock.client for lock in locks.held] == ["b"]
-    locks.wait(20.0)
-    locks.put(1)
-    locks.the_controller_has_the_same_locks()
-    assert [lock.client for lock in locks.held] == ["c"]
-    locks.take("d", ["z"], 5.0, 2.0)
-    locks.cancel(0)
-    locks.restart(0)
-    locks.wait(2.0)
-    locks.the_controller_has_the_same_locks()
-    assert [lock.client for lock in locks.held] == ["c"]
+TestLocks = stateful(Locks, 40, 40)
 
 
 def test_the_order_of_the_holders_is_the_same_after_a_load() -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 from harness import Harness, column, through_file
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from differential import stateful
 from transfer_queue.errors import StalenessError
 from transfer_queue.messages.claims import ClaimReply, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions
@@ -202,5 +202,4 @@ class Admission(RuleBasedStateMachine):
             self.h.check_saving()
 
 
-TestAdmission = Admission.TestCase
-TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAdmission = stateful(Admission, 25, 30)

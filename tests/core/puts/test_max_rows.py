@@ -7,10 +7,10 @@ from collections import deque
 import msgspec
 import pytest
 from harness import Harness, column, rows_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from differential import stateful
 from transfer_queue.errors import (
     DeadlockError,
     InvalidArgumentError,
@@ -227,8 +227,7 @@ class BoundedQueue(RuleBasedStateMachine):
         )
 
 
-TestBoundedQueue = BoundedQueue.TestCase
-TestBoundedQueue.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestBoundedQueue = stateful(BoundedQueue, 20, 25)
 
 
 def test_a_claim_may_take_fewer_rows_than_it_asks_for():

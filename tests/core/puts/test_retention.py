@@ -93,7 +93,7 @@ def test_rows_are_never_dropped_too_early(steps):
     assert len(births.marks) <= len(steps)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.floats(0.0, 1e6), st.floats(0.001, 1e5))
 @example(0.30000000000000004, 0.1)
 def test_at_its_deadline_a_row_is_dropped(came, keep):

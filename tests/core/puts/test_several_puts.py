@@ -12,6 +12,7 @@ from harness import BYTES, DELETE, EXTENT, OBJECT, Harness, column, content_of, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.core.configuration import MaxLag
 from transfer_queue.core.events.records import PartitionMade, ReplySent, SamplesPut, WriterFenced
 from transfer_queue.core.events.registry import Caller
@@ -234,6 +235,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+@differential(40, costly=True)
 @given(st.lists(st.lists(OPTIONS, min_size=1, max_size=6, unique_by=lambda put: put["client"]), max_size=6))
 def test_any_puts_have_the_results_that_they_have_one_after_the_other(turns: list[list[dict[str, Any]]]) -> None:
     one, two = Harness(PrioritySampler("n")), Harness(PrioritySampler("n"))
@@ -282,6 +284,7 @@ PLACES = st.fixed_dictionaries(
 )
 
 
+@differential(40, costly=True)
 @given(st.lists(st.lists(PLACES, min_size=2, max_size=6, unique_by=lambda put: put["client"]), max_size=6))
 def test_blocks_at_any_places_have_the_results_that_they_have_one_after_the_other(
     turns: list[list[dict[str, Any]]],

@@ -11,6 +11,7 @@ from harness import Harness, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.claims import Claim
@@ -79,6 +80,7 @@ def test_fields_and_states_of_a_task_are_counted() -> None:
     assert lines["t", "passed"] == [0, 0, 0, 0]
 
 
+@differential(40, costly=True)
 @given(
     cleared=st.sets(st.integers(0, 39)), width=st.integers(1, 50), first=st.integers(0, 45), length=st.integers(0, 60),
     with_y=st.sets(st.integers(0, 39)),

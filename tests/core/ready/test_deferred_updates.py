@@ -10,6 +10,7 @@ from harness import Harness
 from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.core.tables import ready_sets
 from transfer_queue.core.tables.ready_sets import ReadySet
 from transfer_queue.core.tables.rows import CHUNK
@@ -28,6 +29,7 @@ steps = st.lists(
 )
 
 
+@differential(40, costly=True)
 @given(steps=steps, grouped=st.booleans())
 def test_deferred_updates_have_the_result_of_immediate_ones(steps: list[tuple[str, int, Any]], grouped: bool) -> None:
     """After each event, `check_invariants` checks copies of the sets that have processed all publications."""

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import DELETE, Harness, column
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.core.events import records as r
 from transfer_queue.core.tables.complete_groups import Ranking
 from transfer_queue.core.tables.ready_sets import ReadySets
@@ -77,8 +78,8 @@ steps = st.lists(
 )
 
 
+@differential(30, costly=True)
 @given(steps, st.booleans())
-@settings(max_examples=60)
 def test_rankings_follow_every_change(sequence: list[Any], declared: bool) -> None:
     h = Harness()
     h.create()

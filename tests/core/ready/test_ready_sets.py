@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from transfer_queue.core.state import partition as partition_module
 from transfer_queue.core.state.partition import MAX_READY_SETS
 from transfer_queue.core.tables.ready_sets import ReadySet, ReadySets, first_selected
 from transfer_queue.core.tables.rows import CHUNK
-from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.puts import Publish
 from transfer_queue.sampler.base import ReadyIndexes
 
@@ -72,37 +70,6 @@ def test_ready_rows_may_be_empty(h: Harness) -> None:
     with pytest.raises(IndexError):
         ready[0]
     assert list(ready.whole_groups(1)) == []
-
-
-def test_ready_sets_follow_every_change(h: Harness) -> None:
-    """Compares the rows with a recount after each of many random changes; `check` compares the bitmap."""
-    rng = random.Random(3)
-    produced: dict[int, set[str]] = {}
-    consumed: set[int] = set()
-    h.create()
-    for turn in range(60):
-        for names in (("x",), ("x", "y"), ("y",)):
-            expected = [row for row in sorted(produced) if set(names) <= produced[row] and row not in consumed]
-            if turn % 5 == 0 or names != ("y",):
-                assert list(ready_of(h, fields=names)) == expected
-        kind = rng.randrange(4)
-        if kind == 0 or not produced:
-            field = rng.choice(["x", "y"])
-            produced |= {row: {field} for row in h.put(rng.randrange(1, 900), (field,))}
-        elif kind == 1:
-            rows = rng.sample(sorted(produced), min(len(produced), 300))
-            h.put(len(rows), ("y", "x"), rows=rows)
-            for row in rows:
-                produced[row] |= {"x", "y"}
-        elif kind == 2:
-            consumed |= set(h.dealt(rng.randrange(1, 200)) or [])
-        else:
-            gone = rng.sample(sorted(produced), len(produced) // 4)
-            h.clear(gone)
-            for row in gone:
-                del produced[row]
-    h.ask(ResetConsumption("p", "t"))
-    assert list(ready_of(h)) == [row for row in sorted(produced) if "x" in produced[row]]
 
 
 @pytest.mark.design("least-recently-used ready sets are dropped and rebuilt")

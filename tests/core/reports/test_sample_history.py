@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Harness, column, rows_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from report_reader import describe
 
+from differential import stateful
 from transfer_queue.core.timeline import event_ring
 from transfer_queue.core.timeline.event_ring import EventRing, RowHistory
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack
@@ -167,8 +167,7 @@ class Histories(RuleBasedStateMachine):
                 assert {field.name for field in report.fields} == self.produced[row]
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestHistories = Histories.TestCase
+TestHistories = stateful(Histories, 30, 40)
 
 
 def test_the_clear_of_a_partition_is_not_reported_for_a_sample_whose_own_clear_is_not_kept() -> None:

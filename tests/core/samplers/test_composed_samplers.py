@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 from harness import Harness
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from transfer_queue.errors import InvalidArgumentError, SamplerError
 from transfer_queue.messages.partitions import Seal, SetPolicyVersion
@@ -230,40 +228,6 @@ def test_a_missing_length() -> None:
     h.put(2, tags=by("total_lengths", 8, None))
     with pytest.raises(InvalidArgumentError, match="tag 'total_lengths' of row 1 is missing"):
         h.dealt(1, **rank(0))
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), max_size=30),
-    st.integers(1, 3),
-    st.integers(1, 2),
-    st.integers(0, 3),
-)
-@settings(max_examples=40)
-def test_every_rank_gets_equally_many_batches(
-    samples: list[tuple[int, int]], ranks: int, size: int, version: int
-) -> None:
-    h = Harness(FreshnessSampler(PrioritySampler(inner=TokenBudgetSampler(16, size, ranks)), 1))
-    h.create()
-    tags = [{"total_lengths": length, "policy_version": made, "priority": length} for length, made in samples]
-    for first in range(0, len(tags), 7):
-        part = tags[first : first + 7]
-        h.put(len(part), tags=part)
-    advance(h, version)
-    h.ask(Seal("p"))
-    batches = []
-    while True:
-        got = [h.dealt(2 * size, **rank(each, len(batches))) for each in range(ranks)]
-        if got == [None] * ranks:
-            break
-        assert all(got), got
-        batches.append(got)
-    rows = [row for got in batches for batch in got for row in batch or ()]
-    assert len(set(rows)) == len(rows)
-    for row in rows:
-        group = range(row // size * size, row // size * size + size)
-        assert all(version - samples[member][1] <= 1 for member in group)
-    assert len(rows) + sum(passed(h).values()) >= len(samples) // size * size
-    assert sum(count for reason, count in passed(h).items() if reason == "remainder") < ranks * size
 
 
 # --- around a user's

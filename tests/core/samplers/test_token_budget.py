@@ -6,9 +6,10 @@ import random
 
 import pytest
 from harness import Harness
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.messages.partitions import Seal
 from transfer_queue.sampler import TokenBudgetSampler
 
@@ -39,8 +40,8 @@ class Trainers:
 
 
 @pytest.mark.parametrize("size", [1, 2])
+@differential(15, costly=True)
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 3), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
 def test_ranks_stay_in_lockstep_in_any_order_of_claims(
     size: int, lengths: list[int], held: int, chance: random.Random
 ) -> None:

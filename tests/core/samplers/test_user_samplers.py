@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Harness, rows_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.core.state.check import check_state
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError
 from transfer_queue.messages.partitions import ClearPartition, Seal
@@ -238,7 +239,7 @@ class GarbageDeals(Garbage):
         return self.give("deal")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@differential(60, costly=True)
 @given(data=st.data(), kind=st.sampled_from([GarbageSamples, GarbageDeals]))
 def test_the_state_stays_sound_whatever_a_sampler_returns(data: st.DataObject, kind: type[Garbage]) -> None:
     """The harness recounts the state after each event, and replays and saves it at the end."""

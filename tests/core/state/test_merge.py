@@ -10,6 +10,7 @@ from harness import OBJECT, Harness, column, tensor, through_file
 from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.check import check_state
@@ -184,6 +185,7 @@ STEPS = st.one_of(
 )
 
 
+@differential(40, costly=True)
 @given(st.lists(STEPS, min_size=1, max_size=10), st.sampled_from([0, 3]), st.sampled_from([0, 0, 0, CHUNK - 8]))
 def test_any_partition(steps: list[tuple[Any, ...]], pre_allocate: int, first: int) -> None:
     h, names = Harness(), 0

@@ -9,6 +9,7 @@ from harness import Harness, column, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel, ClaimReply
@@ -225,6 +226,7 @@ STEPS = st.lists(
 )
 
 
+@differential(40, costly=True)
 @given(STEPS, st.sampled_from([1, 2]))
 def test_a_withdrawn_put_changes_nothing_that_anybody_sees(steps: list[tuple[str, Any]], group: int) -> None:
     """A partition with withdrawn puts behaves like one in which they were never made."""

@@ -12,10 +12,10 @@ import harness
 import numpy as np
 import pytest
 from harness import DELETE, Harness
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from differential import stateful
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
@@ -213,5 +213,4 @@ class Following(RuleBasedStateMachine):
         self.h.replay()
 
 
-TestFollowing = Following.TestCase
-TestFollowing.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestFollowing = stateful(Following, 50, 50)

@@ -9,11 +9,11 @@ from collections import Counter
 from typing import Any
 
 from harness import Harness, rows_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from timeline_reader import Event, Reader
 
+from differential import stateful
 from transfer_queue.core.events import records as r
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import Failure
@@ -245,5 +245,4 @@ class Timelines(RuleBasedStateMachine):
             self.check(self.expected())
 
 
-Timelines.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestTimelines = Timelines.TestCase
+TestTimelines = stateful(Timelines, 30, 30)

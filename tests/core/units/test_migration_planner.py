@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Harness, column, rows_of, schema_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from unit_standin import BYTES, Content, Units
 
+from differential import stateful
 from transfer_queue.core.events.records import StateLoaded
 from transfer_queue.core.units import migration_planner
 from transfer_queue.core.units.migration_planner import MigrationPlanner
@@ -209,8 +209,7 @@ class Life(RuleBasedStateMachine):
         self.every_row_has_its_values()
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestLife = stateful(Life, 20, 40)
 
 
 def settle(h: Harness, units: Units) -> list[Any]:

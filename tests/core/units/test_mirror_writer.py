@@ -6,11 +6,11 @@ import harness
 import numpy as np
 import pytest
 from harness import Harness, column, rows_of, schema_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from unit_standin import BYTES, Units
 
+from differential import stateful
 from transfer_queue.core.configuration import MaxLag
 from transfer_queue.core.events.effects import Send
 from transfer_queue.core.units import migration_planner, mirror_writer
@@ -362,8 +362,7 @@ class Life(RuleBasedStateMachine):
             assert len(places) == 2, "everything is in memory again"
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLife = stateful(Life, 15, 25)
 
 
 # ---------------------------------------------------------------- what is behind

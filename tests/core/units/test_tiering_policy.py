@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 from harness import Harness
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from test_migration_planner import LENGTH, Life, settle
 
+from differential import stateful
 from transfer_queue.core.activity import Activity
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import InvalidArgumentError
@@ -52,8 +52,7 @@ def little_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migration_planner, "SPARE", 0)
 
 
-TestTiers = pytest.mark.usefixtures("little_is_spared")(Tiers.TestCase)
-TestTiers.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestTiers = pytest.mark.usefixtures("little_is_spared")(stateful(Tiers, 15, 40))
 
 
 @pytest.fixture
