@@ -9,6 +9,7 @@ from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.lease_renewal import LockLease
 from transfer_queue.errors import InvalidArgumentError, LockLostError, TransferQueueError
+from transfer_queue.net.calls import Operation
 
 LEASE_SECONDS = 30.0
 """The default duration of the lease of a lock."""
@@ -106,8 +107,7 @@ class KVLock:
         return lease is not None and self._client._operations.attachment.renewals.is_renewed(lease)
 
     def __enter__(self) -> KVLock:
-        operation = self._client._operations._take_lock(*self._request())
-        return self._begin(self._client._run(operation))
+        return self._begin(self._client._run(self._take()))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         lease = self._end()
@@ -115,22 +115,22 @@ class KVLock:
             self._check(self._client._run(self._client._operations._release_lock(lease)))
 
     async def __aenter__(self) -> KVLock:
-        operation = self._client._operations._take_lock(*self._request())
-        return self._begin(await self._client._run_async(operation))
+        return self._begin(await self._client._run_async(self._take()))
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         lease = self._end()
         with contextlib.suppress(*_hidden(error)):
             self._check(await self._client._run_async(self._client._operations._release_lock(lease)))
 
-    def _request(self) -> tuple[Sequence[str], str, float | None, float]:
+    def _take(self) -> Operation[LockLease]:
         if self._lease is not None:
             raise InvalidArgumentError(
                 "this lock object is in use: another `with` block has it. Make one with kv_lock for each block; a lock "
                 "is not reentrant"
             )
         assert self._seconds is not None
-        return self._keys, self._partition_id, self._timeout, self._seconds
+        operations = self._client._operations
+        return operations._take_lock(self._keys, self._partition_id, self._timeout, self._seconds)
 
     def _begin(self, lease: LockLease) -> KVLock:
         self._lease, self._token = lease, lease.token

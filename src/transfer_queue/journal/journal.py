@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -155,8 +155,19 @@ def shift_time(record: RecordT, shift: float) -> RecordT:
     return msgspec.structs.replace(record, **{record.by_clock: getattr(record, record.by_clock) + shift})
 
 
-def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple[int, int, int, list[str]]:
-    """Replay a segment. Returns its number of records, its valid bytes, its size, and the loaded states it names."""
+class _Replayed(NamedTuple):
+    """A segment that was replayed."""
+
+    records: int
+    valid: int
+    """Its valid bytes."""
+    size: int
+    """Its bytes."""
+    files: list[str]
+    """The files of loaded states that it names."""
+
+
+def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> _Replayed:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         # an empty file cannot be mapped
@@ -181,7 +192,7 @@ def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple
                     f"({type(record).__name__}: {error!r}). Start with an empty folder (durability.folder)"
                 ) from error
             count += 1
-    return count, reading.end, size, files
+    return _Replayed(count, reading.end, size, files)
 
 
 def _read_loaded(states: LoadedStates, state: State, record: StateLoaded, path: Path) -> None:

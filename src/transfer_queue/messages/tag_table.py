@@ -8,7 +8,7 @@ text that many rows have costs no object for each row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -100,12 +100,12 @@ class TagTable(msgspec.Struct, frozen=True, gc=False):
         rows, columns = self._select(select)
         return rows_of(columns, rows, pooled)
 
-    def _select(self, select: Selection) -> tuple[int, list[tuple[str, np.ndarray, np.ndarray, list[Any]]]]:
-        """Return the number of the selected rows, and the name, kinds, payload and pool of each column of them."""
+    def _select(self, select: Selection) -> tuple[int, list[TagEntries]]:
+        """Return the number of the selected rows, and their columns."""
         select, columns = slice(None) if select is None else select, []
         for column in self.columns:
             kinds, payload = self.arrays_of(column)
-            columns.append((column.name, kinds[select], payload[select], column.pool))
+            columns.append(TagEntries(column.name, kinds[select], payload[select], column.pool))
         return len(np.broadcast_to(np.zeros(1, "u1"), self.rows)[select]), columns
 
     def without_deletes(self) -> TagTable:
@@ -179,12 +179,19 @@ def _values_of_kind(
     return [{NONE: None, DELETED: _DELETE}.get(kind, ABSENT)] * len(payload)
 
 
+class TagEntries(NamedTuple):
+    """The entries of one tag, for each row: as in an `EntryColumn`, but in arrays."""
+
+    name: str
+    kinds: np.ndarray
+    payload: np.ndarray
+    pool: list[Any]
+
+
 def rows_of(
-    columns: Sequence[tuple[str, np.ndarray, np.ndarray, Sequence[Any]]],
-    rows: int,
-    pooled: Callable[[Any], Any] | None = None,
+    columns: Sequence[TagEntries], rows: int, pooled: Callable[[Any], Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return a dict for each row from columns: a name, kinds, payload and pool. pooled: See `values_of`."""
+    """Return a dict for each row from the columns of its tags. pooled: See `values_of`."""
     if not columns or not rows:
         return [{} for _ in range(rows)]
     names = [name for name, _, _, _ in columns]

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -38,6 +38,16 @@ _HEAD = struct.Struct("<8sIIQQI")
 _PIECES = 512  # buffers of one writev
 
 Numbers = np.ndarray
+
+
+class Segment(NamedTuple):
+    """A part of a file that has a checksum of its own."""
+
+    blocks: slice
+    """Its blocks."""
+    position: int
+    nbytes: int
+    checksum: int
 
 
 class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
@@ -77,15 +87,15 @@ class BlockIndex(msgspec.Struct, array_like=True, frozen=True):
         segments = len(first) > 0 and first[0] == 0 and bool((np.diff(first) > 0).all()) and first[-1] < len(number)
         return in_order and segments and position[0] >= ALIGNMENT and int(ends[-1]) <= self.end
 
-    def segments(self) -> Iterator[tuple[slice, int, int, int]]:
-        """Yield (its blocks, its position, its length in bytes, its checksum) of each segment."""
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments in their order."""
         position = self.column("position")
         edges = [*self.column("first").tolist(), len(position)]
         checksums = np.frombuffer(self.checksum, "<u4").tolist()
         for first, last, checksum in zip(edges, edges[1:], checksums):
             start = int(position[first])
             end = int(position[last]) if last < len(position) else self.end
-            yield slice(first, last), start, end - start, checksum
+            yield Segment(slice(first, last), start, end - start, checksum)
 
 
 def space_of_blocks(nbytes: Numbers) -> Numbers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -128,8 +128,29 @@ _SENT = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of whi
 MAX_PLACES = 2
 _MOVES = ("unit", "offset", "generation")  # those of them that depend on the location
 
-LiveBlock = tuple[int, int, list[BlockLocation], int]
-"""(number, values needed, locations, nbytes) of a needed block."""
+
+class LiveBlock(NamedTuple):
+    """A needed block."""
+
+    number: int
+    needed: int
+    """The number of values of it that are needed."""
+    locations: list[BlockLocation]
+    nbytes: int
+
+
+class BlocksOfChunk(NamedTuple):
+    """Blocks of one chunk."""
+
+    number: int
+    """The number of the chunk."""
+    chunk: BlockChunk
+    places: np.ndarray
+    """Their places in the chunk."""
+    at: Indexer
+    """Their places among the blocks of an operation."""
+
+
 Schema = tuple[FieldSpec, ...]
 
 
@@ -249,15 +270,15 @@ class BlockTable(PublishedExtents):
             chunk.note_shared(at, np.maximum(shared, chunk.columns["live"][at]))
         self.changes += 1
 
-    def _split(self, numbers: np.ndarray) -> Iterator[tuple[int, BlockChunk, np.ndarray, Indexer]]:
-        """Iterate over (chunk number, chunk, places in the chunk, places in `numbers`) for each chunk that exists."""
+    def _split(self, numbers: np.ndarray) -> Iterator[BlocksOfChunk]:
+        """Iterate over these blocks, by chunk."""
         keys, at = numbers >> CHUNK_BITS, numbers & (CHUNK - 1)
         is_one = len(keys) and keys[0] == keys[-1] and (keys == keys[0]).all()
         runs = [(int(keys[0]), slice(None))] if is_one else runs_of(keys) if len(keys) else ()
         for key, where in runs:
             chunk = self.chunks.get(key)
             if chunk is not None:
-                yield key, chunk, at[where], where
+                yield BlocksOfChunk(key, chunk, at[where], where)
 
     def _count_saved(self, chunk: BlockChunk, at: np.ndarray, sign: int) -> None:
         """Count what these blocks save, for their partitions."""
@@ -532,7 +553,7 @@ class BlockTable(PublishedExtents):
             columns = chunk.columns
             for at in np.flatnonzero(columns["live"]).tolist():
                 number = (key << CHUNK_BITS) + at
-                yield number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at])
+                yield LiveBlock(number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at]))
 
     def derive(self) -> None:
         """Compute what is derived from the blocks and extents."""

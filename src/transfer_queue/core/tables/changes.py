@@ -120,8 +120,17 @@ def keys_or_none(keys: Keys) -> Keys | None:
     return None if keys.count(None) == len(keys) else keys
 
 
-ValuesOfChunk = tuple[int, Chunk, str, ValueColumns, np.ndarray]
-"""The number of a chunk, the chunk, a field, its columns, and rows in the chunk."""
+class ValuesOfChunk(NamedTuple):
+    """Values of one field in rows of one chunk."""
+
+    number: int
+    """The number of the chunk."""
+    chunk: Chunk
+    field: str
+    columns: ValueColumns
+    """The columns of the field."""
+    places: np.ndarray
+    """The places of the rows in the chunk."""
 
 
 class LossEvent(NamedTuple):
@@ -210,4 +219,4 @@ def values_in_blocks(rows: RowTable, blocks: np.ndarray) -> Iterator[ValuesOfChu
         for name, columns in chunk.field.items():
             at = np.flatnonzero(np.isin(columns[0][: chunk.size], blocks))
             if len(at):
-                yield key, chunk, name, columns, at
+                yield ValuesOfChunk(key, chunk, name, columns, at)

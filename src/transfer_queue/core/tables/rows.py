@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -333,8 +333,16 @@ class Chunk(Persisted):
 _PER_ROW = {column.name: column for column in Chunk.declared_columns() if isinstance(column, PerRow)}
 
 
-RowsOfChunk = tuple[int, Chunk, Indexer, Indexer]
-"""Rows of one chunk: its number, the chunk, their places in it, and their places among the rows of an operation."""
+class RowsOfChunk(NamedTuple):
+    """Rows of one chunk."""
+
+    number: int
+    """The number of the chunk."""
+    chunk: Chunk
+    places: Indexer
+    """Their places in the chunk."""
+    at: Indexer
+    """Their places among the rows of an operation."""
 
 
 class RowTable(Persisted):
@@ -384,7 +392,7 @@ class RowTable(Persisted):
                 chunk.waiting[at] = 1
             chunk.size = last
             chunk.living += take
-            added.append((key, chunk, at, slice(done, done + take)))
+            added.append(RowsOfChunk(key, chunk, at, slice(done, done + take)))
             self.end = end + take
             done += take
         return added
@@ -407,7 +415,7 @@ class RowTable(Persisted):
                 chunk.watch(tag)
 
     def split(self, positions: np.ndarray) -> list[RowsOfChunk]:
-        """Return (chunk number, chunk, places in the chunk, places in `positions`) for each chunk with such rows."""
+        """Return the rows at these positions, by chunk."""
         count = len(positions)
         if not count:
             return []
@@ -417,9 +425,13 @@ class RowTable(Persisted):
             # to compare bytes is faster than to compare arrays if they are few
             if keys.item(-1) != first or keys.tobytes() != keys[:1].tobytes() * count:
                 parts = [(self.chunks.get(key), key, where) for key, where in runs_of(keys)]
-                return [(key, chunk, positions[at] & _PLACES, at) for chunk, key, at in parts if chunk is not None]
+                return [
+                    RowsOfChunk(key, chunk, positions[at] & _PLACES, at)
+                    for chunk, key, at in parts
+                    if chunk is not None
+                ]
         chunk = self.chunks.get(first)
-        return [] if chunk is None else [(first, chunk, positions & _PLACES, slice(None))]
+        return [] if chunk is None else [RowsOfChunk(first, chunk, positions & _PLACES, slice(None))]
 
     def _chunk_starts(self) -> list[int]:
         if self._firsts is None:

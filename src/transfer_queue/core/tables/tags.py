@@ -31,6 +31,7 @@ from transfer_queue.messages.tag_table import (
     POOLED,
     EntryColumn,
     StoredTags,
+    TagEntries,
     TagTable,
     entry_column,
     rows_of,
@@ -360,7 +361,7 @@ class ChunkTags:
         for name, column in self.columns.items():
             kinds = column.kinds[at]
             if kinds.any():
-                columns.append((name, kinds, column.payload[at], column.pool))
+                columns.append(TagEntries(name, kinds, column.payload[at], column.pool))
         tags = rows_of(columns, len(places), _decode)
         if self.rest:
             for place, tag in zip(places, tags, strict=True):

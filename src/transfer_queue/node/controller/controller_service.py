@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import msgspec
 
@@ -86,6 +86,15 @@ SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, ShowViews, UseSampler))
 
 NOT_OF_CORE = SERVED_HERE | {FetchState, SendState}
 """The requests that the core may not see, although it must see the reports that they carry."""
+
+
+class _Arrived(NamedTuple):
+    """A put that has arrived in this turn."""
+
+    hello: Hello
+    peer: int
+    envelope: RequestEnvelope
+    at: float
 
 
 class _WaitingMutation:
@@ -167,8 +176,8 @@ class ControllerService(EnvelopeService):
         self._call_soon: CallSoon | None = None
         self._aside: deque[_WaitingMutation] = deque()
         """Requests that wait for space on the journal's disk."""
-        self._puts: dict[str, tuple[Hello, int, RequestEnvelope, float]] = {}
-        """Client -> its put that has arrived in this turn, with the time, and is served at the end of the turn."""
+        self._puts: dict[str, _Arrived] = {}
+        """Client -> its put that has arrived in this turn, and is served at the end of the turn."""
         self._look_again = 0.0
         """When the disk is checked again."""
         self._hosts: dict[str, SamplerHost] = {}
@@ -242,7 +251,7 @@ class ControllerService(EnvelopeService):
         kind = type(body)
         if kind is Publish and not (must_wait or self.serves_one()):
             served = self.serve_puts() if hello.client_id in self._puts else None
-            self._puts[hello.client_id] = hello, peer, envelope, now
+            self._puts[hello.client_id] = _Arrived(hello, peer, envelope, now)
             return served
         before = self.serve_puts() if self._puts else []
         if envelope.report is not None and (must_wait or kind in NOT_OF_CORE):
@@ -272,14 +281,14 @@ class ControllerService(EnvelopeService):
                 hello, peer, envelope, now = puts[0]
                 effects = self._controller.handle(hello.client_id, peer, envelope, now)
             else:
-                callers = [(hello.client_id, peer, envelope) for hello, peer, envelope, _ in puts]
-                effects = self._controller.handle_puts(callers, puts[-1][3])
+                callers = [(put.hello.client_id, put.peer, put.envelope) for put in puts]
+                effects = self._controller.handle_puts(callers, puts[-1].at)
             outgoing = self._carry_out(effects)
         except Exception as error:
-            outgoing = [self.answer_error(hello, peer, envelope, error) for hello, peer, envelope, _ in puts]
+            outgoing = [self.answer_error(put.hello, put.peer, put.envelope, error) for put in puts]
         ended = time.monotonic()
-        for _, _, _, arrived in puts:
-            self.load.record_request(Publish, arrived, ended)
+        for put in puts:
+            self.load.record_request(Publish, put.at, ended)
         return outgoing
 
     def _continue_event(self) -> list[Outgoing]:

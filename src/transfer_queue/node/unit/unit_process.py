@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -192,10 +192,19 @@ class _Pauses:
         return self._pause
 
 
-def _open_pool(
-    system: SystemFolder, number: int, place: UnitPlace, settings: Settings, begin: Begin
-) -> tuple[ExtentPool, SlotFolder, int, str]:
-    """Return the unit's extent pool, its writer slots, how many bytes it may use, and its external store (JSON)."""
+class _Opened(NamedTuple):
+    """What a unit has opened."""
+
+    pool: ExtentPool
+    slots: SlotFolder
+    capacity: int
+    """The bytes that it may use."""
+    store: str
+    """The address of its external store (JSON); "" for an arena."""
+
+
+def _open_pool(system: SystemFolder, number: int, place: UnitPlace, settings: Settings, begin: Begin) -> _Opened:
+    """Open the unit's extent pool and its writer slots."""
     if place.backend != SIMPLE:
         path = system.store(place.backend)
         address = read_status(path)
@@ -203,10 +212,10 @@ def _open_pool(
         store = connect(address)
         known = address.capacity or store.capacity
         pool = ObjectPool(names, store, begin, known or UNLIMITED, lambda: f"{store_lifetime(path)} {store.life()}")
-        return pool, slots, known, msgspec.json.encode(address).decode()
+        return _Opened(pool, slots, known, msgspec.json.encode(address).decode())
     if place.retired:
         retired = RetiredPool.open(place.arenas)
-        return retired, SlotFolder(system.slots(number) / retired.boot_id), retired.capacity, ""
+        return _Opened(retired, SlotFolder(system.slots(number) / retired.boot_id), retired.capacity, "")
     most, sharers = settings.arena_bytes, place.sharers
     if place.tier != MEMORY:
         most, sharers = (settings.offload_bytes, settings.replicas) if place.tier == DISK else (None, 1)
@@ -214,8 +223,8 @@ def _open_pool(
     share = arena.capacity if most is not None else arena.capacity // sharers  # they share one file system
     if place.tier == MIRROR:
         arena.sync()
-        return MirrorPool(arena, begin), slots, share, ""
-    return DiskPool(arena) if place.tier == DISK else ArenaPool(arena), slots, share, ""
+        return _Opened(MirrorPool(arena, begin), slots, share, "")
+    return _Opened(DiskPool(arena) if place.tier == DISK else ArenaPool(arena), slots, share, "")
 
 
 def _connect_to_controller(session: Session, seconds: float = CALL_SECONDS) -> Connection:
