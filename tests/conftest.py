@@ -34,6 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("untimed", deadline=None)  # no test depends on speed
+settings.register_profile("few", deadline=None, max_examples=5)
 settings.load_profile("untimed")
 
 SECONDS = 60  # within which what was closed must be gone
@@ -71,13 +72,22 @@ LONGEST = [name for pair in zip_longest(WAITING, COMPUTING) for name in pair if 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make fuzz` runs more examples."""
-    parser.addoption("--examples-factor", type=int, default=1, help="multiplies the examples of differential tests")
+    """`make fuzz` runs more examples, `make quick` fewer."""
+    parser.addoption("--examples-factor", type=float, default=1, help="multiplies the examples of differential tests")
+    parser.addoption("--quick", action="store_true", help="leaves out the files that take long, and runs few examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Differential tests read the factor when they are imported."""
     differential.factor = config.getoption("--examples-factor")
+    if config.getoption("--quick"):
+        differential.factor = 0.05
+        settings.load_profile("few")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """See the option `--quick`."""
+    return True if config.getoption("--quick") and collection_path.name in LONGEST else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,8 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
-factor = 1
+factor = 1.0
 """How many times the usual number of examples is run; set by conftest.py before the tests are imported."""
+
+
+def _examples(usual: int, costly: bool) -> int:
+    return max(1, int(usual * (max(1.0, factor / 10) if costly and factor >= 1 else factor)))
 
 
 def differential(examples: int, *, costly: bool = False) -> Callable[[Test], Test]:
@@ -28,8 +32,9 @@ def differential(examples: int, *, costly: bool = False) -> Callable[[Test], Tes
         examples: How many examples `make test` runs; `make fuzz` runs 100 times as many.
         costly: Whether an example takes long: `make fuzz` runs 10 times as many.
     """
-    times = max(1, factor // 10) if costly else factor
-    chosen = settings(max_examples=examples * times, deadline=None, suppress_health_check=list(HealthCheck))
+    chosen = settings(
+        max_examples=_examples(examples, costly), deadline=None, suppress_health_check=list(HealthCheck)
+    )
 
     def mark(test: Test) -> Test:
         return pytest.mark.differential(chosen(test))
@@ -46,7 +51,7 @@ def stateful(machine: type[RuleBasedStateMachine], examples: int, steps: int) ->
         steps: How many rules are applied in a run.
     """
     case = machine.TestCase
-    chosen = settings(max_examples=examples * max(1, factor // 10), stateful_step_count=steps, deadline=None)
+    chosen = settings(max_examples=_examples(examples, True), stateful_step_count=steps, deadline=None)
     case.settings = chosen
     return pytest.mark.differential(case)
 

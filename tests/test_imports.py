@@ -176,6 +176,13 @@ def for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """The syntax tree of a file, and all that it contains."""
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
+@cache
 def imports_of(path: Path) -> list[Import]:
     """Every import of a file, `from package import module` as package.module."""
     file = path.relative_to(SOURCE).as_posix()
@@ -193,11 +200,13 @@ def imports_of(path: Path) -> list[Import]:
             inside = [f"{module}.{alias.name}" for alias in node.names]
             names = [(name if module == "transfer_queue" else module, name) for name in inside]
         found.extend(Import(file, node.lineno, *each, at_import, for_types) for each in names)  # type: ignore[attr-defined]
-        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        at_import = at_import and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for_types = for_types or for_type_checkers(node)
         for child in ast.iter_child_nodes(node):
-            walk(child, at_import and not is_function, for_types or for_type_checkers(node))
+            if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):  # an expression has no imports
+                walk(child, at_import, for_types)
 
-    walk(ast.parse(path.read_text("utf-8")), True, False)
+    walk(nodes_of(path)[0], True, False)
     return found
 
 
@@ -406,7 +415,7 @@ def test_only_one_module_reads_the_environment():
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in FILES
         if path != ENVIRONMENT
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in nodes_of(path)
         if reads_environment(node)
     ]
     assert wrong == []
@@ -418,7 +427,7 @@ def test_reads_of_the_environment_are_found():
     others = ["os.environ['A'] = 'b'", "dict(os.environ)", "{**os.environ}", "os.environ.copy()", "run(env=os.environ)"]
     found = [text for text in reads + others if any(map(reads_environment, ast.walk(ast.parse(text))))]
     assert found == reads
-    assert any(map(reads_environment, ast.walk(ast.parse(ENVIRONMENT.read_text("utf-8")))))
+    assert any(map(reads_environment, nodes_of(ENVIRONMENT)))
 
 
 def standard_library() -> frozenset[str]:
@@ -436,7 +445,7 @@ def test_a_class_name_exists_once():
     """A reader who meets the name of a class in a message or a page finds one class of that name."""
     places: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path.relative_to(SOURCE)}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

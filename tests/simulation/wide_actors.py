@@ -26,7 +26,7 @@ from transfer_queue.net.calls import Call, Operation
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload
 
-PUTS, WIDE = 4, 2048
+PUTS, WIDE = 4, 128
 
 
 def putter(work: Workload) -> Script:
