@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos streams durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types types-mypy types-pyright types-tests bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test guests quick test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos streams durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types types-mypy types-pyright types-tests bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -9,6 +9,10 @@ STREAMS ?= ../streams.xz
 # Two more than there are cores, as tests that start processes mostly wait for these; 4 at most.
 PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 2 ? 3 : 4)))
 # For tests whose processes mostly wait for others: two files at a time, the longest first.
+# What only uses the interface that users have. make test runs its tests if it differs from the commit that was pushed.
+GUESTS = tests/live tests/cli/top tests/e2e/test_top.py tests/storage/stores
+CODE_OF_GUESTS = $(addprefix src/transfer_queue/,live cli/top storage/stores interface.py)
+PUBLISHED = $(shell git merge-base HEAD @{upstream} 2>/dev/null || echo HEAD)
 SIDE_BY_SIDE = -n 2 --dist loadfile --no-loadscope-reorder
 # The differential tests run this many times as many examples in `make fuzz` as in `make test`.
 EXAMPLES_FACTOR ?= 100
@@ -19,6 +23,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo      a GRPO training through one driver, then through the queue (4 minutes on 2 cores; ARGS=--smoke: one)"
 	@echo "make demo-tests  the demo with workers that are killed, and Ctrl-C"
+	@echo "make quick     few examples of the fast tests, in less than a minute: after each edit"
+	@echo "make guests    the tests of what only uses the public interface: tq top, the server of the live page, stores"
 	@echo "make test      the tests, in two processes more than there are cores (4 at most; PROCESSES=1: one after the other)"
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
 	@echo "make integrations  the next three: tests with real libraries, each in an environment of its own (10 minutes)"
@@ -72,7 +78,17 @@ test: venv
 		--ignore=tests/live/browser --ignore=tests/loggers --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
 		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/test_ray_queue.py --ignore=tests/e2e/test_ray_takeover.py --ignore=tests/e2e/backends --ignore=tests/integrations \
-		--ignore-glob='*test_conformance_*' $(ARGS)
+		--ignore-glob='*test_conformance_*' $(addprefix --ignore=,$(GUESTS)) $(ARGS)
+	@git diff --quiet $(PUBLISHED) -- $(GUESTS) $(CODE_OF_GUESTS) || $(MAKE) guests
+
+guests: venv
+	.venv/bin/python -m pytest $(SIDE_BY_SIDE) $(GUESTS) --ignore=tests/live/browser $(ARGS)
+
+# Without the files that conftest.py names as the longest, and with 5 examples of each property.
+quick: venv
+	.venv/bin/ruff check .
+	.venv/bin/python -m pytest -n 2 --dist loadfile --quick -m "not slow" tests/core tests/client tests/wire tests/net \
+		tests/metadata tests/sampler tests/test_imports.py $(ARGS)
 
 test-oldest:
 	@tools/bootstrap_oldest
