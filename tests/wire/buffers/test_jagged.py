@@ -33,12 +33,6 @@ def one_and_two(values):
     return offsets_of_lengths(i8(1, 2)).make_jagged(values, 1)
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept():
-    jagged._kept.cache_clear()
-    jagged._kept_of_one_row.cache_clear()
-
-
 def test_this_torch_has_the_parts():
     """Without them all would be right, and slow. This is how a new torch says so."""
     assert jagged._parts() is not None
@@ -167,7 +161,6 @@ def test_what_came_under_inference_mode_can_be_trained_with_later():
 def test_many_rows_are_cut_anew_each_time():
     lengths = i8(*[1] * (KEPT_ROWS + 1))
     assert offsets_of_lengths(lengths) is not offsets_of_lengths(lengths)
-    assert jagged._kept.cache_info().currsize == 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
