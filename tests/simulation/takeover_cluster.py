@@ -559,11 +559,11 @@ class TakeoverCluster(FaultyCluster):
         if client.dead or client.state.session.closed:
             return True
         self._use_states(client, host)
-        connection = client._connections.get(CONTROLLER)
+        connection = client.connection_to(CONTROLLER)
         if connection is not None:
             self.network.deafen(connection, "down")
             self.network.sever(connection, up=self.network.random.choice([0, 1, None]))
-            client._on_connection_lost(CONTROLLER, connection)
+            client.note_severed(CONTROLLER, connection)
         client.start(controller_moves._ask_for_units())
         return True
 
