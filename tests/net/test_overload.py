@@ -21,7 +21,7 @@ from transfer_queue.messages.envelopes import ReplyEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
-from transfer_queue.net.drivers.connection import new_socket
+from transfer_queue.net.fd_limits import ReservedDescriptor
 from transfer_queue.net.framing import HEADER
 from transfer_queue.net.server.server_connection import OUTPUT_MARK
 from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, TURN_SECONDS, Outgoing, ServerLoop
@@ -364,10 +364,15 @@ def test_a_client_without_descriptors_says_so(tmp_path: Path, driver: str) -> No
         assert "cannot open a connection to a server: process PID has reached its open-file limit: raise" in forked(ask)
 
 
-def test_a_spared_descriptor_is_there_again_after_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Running(tmp_path) as running:
-        monkeypatch.setattr(running.server._acceptor._spared, "_file", None)  # it could not be made again
-        assert run_blocking(running.session(), one(CreatePartition("p"))) == Done("p")
-        with new_socket(running.address) as listener:
-            assert not running.server._acceptor._spared.refuse_connection(listener, b"words")
-        assert running.server._acceptor._spared._file is not None
+def test_a_spared_descriptor_is_there_again_after_its_use(tmp_path: Path) -> None:
+    spared = ReservedDescriptor()
+    spared.close()  # it could not be made again
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        client.connect(str(tmp_path / "socket"))
+        assert not spared.refuse_connection(listener, b"words")
+        client.shutdown(socket.SHUT_WR)
+        assert spared.refuse_connection(listener, b"words")
+        assert client.recv(100) == b"words"
+    spared.close()

@@ -119,7 +119,7 @@ def _is_taken(settling: Settling, work: Workload, client: RetryingClient) -> boo
     """Take an item, if one is left."""
     task = client.start(take_one(work, client, 60.0, 0.0))
     settling.cluster.wait(lambda: task.done)
-    return task.result()
+    return bool(task.result())
 
 
 def drain(settling: Settling, work: Workload) -> None:
