@@ -176,6 +176,7 @@ class TestAgainstRows:
         assert len(parts) == len(names)
         for name, part in zip(names, parts, strict=True):
             assert_is(part, [row for row in model if row["partition"] == name])
+            assert part._partition() == name
 
     @patient
     @given(st.lists(rows, max_size=6), st.randoms())

@@ -24,7 +24,7 @@ PACKAGE_LINES = 63_204
 MODULES = 442
 IMPORTS_OF_A_CORE_MODULE = 20
 """Other modules of the package that one module of the core imports. The list of services imports each feature."""
-PRIVATE_ATTRIBUTES = 167
+PRIVATE_ATTRIBUTES = 168
 """Private attributes and functions of the package that tests use."""
 
 TESTS = Path(__file__).parent

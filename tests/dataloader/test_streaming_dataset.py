@@ -199,9 +199,9 @@ class TestOwnClient:
                 self._tq_client = a
 
         own = Own("no system", 2, 2, ["x"], "p", "t", 0)
+        assert own.client() is own.client() is a
         twin = copy.copy(own)
-        for dataset in (own, own, twin):
-            assert dataset.client() is a
+        assert twin.client() is a
         assert created == [own, twin]
 
 
