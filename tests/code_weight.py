@@ -1,4 +1,4 @@
-"""Measures the package: lines of code, modules, imports, and the functions that an operation passes through.
+"""Measures the package: lines of code, modules, imports, private names that tests use, functions of an operation.
 
 `python tests/code_weight.py` prints the measures of operations as JSON. They are taken in a process of their own,
 because caches that other code has filled would change them.
@@ -20,6 +20,8 @@ from types import FrameType
 from typing import Any
 
 PACKAGE = "transfer_queue"
+NAMES_OF_PYTHON = {"_asdict", "_replace"}
+"""Public methods of named tuples, whose names only look private."""
 KEYS, FIELDS = 4, ["prompt", "reward"]
 WARM_UPS = 5
 
@@ -59,6 +61,37 @@ def imported_modules(path: Path, root: Path) -> set[str]:
                 is_module = inner.with_suffix(".py").exists() or inner.is_dir()
                 found.add(f"{node.module}.{each.name}" if is_module else node.module)
     return found
+
+
+def private_names(folder: Path) -> set[str]:
+    """Return the names with one leading underscore that the modules of a folder define."""
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return {name for name in found if _is_private(name)} - NAMES_OF_PYTHON
+
+
+def private_uses(path: Path, names: set[str]) -> int:
+    """Return how often a module reaches one of these names in an object that is not its own, or imports one."""
+    text, uses = path.read_text(), 0
+    if "._" not in text and "import _" not in text:
+        return 0
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and node.attr in names:
+            uses += ast.unparse(node.value) not in ("self", "cls", "super()")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:
+            uses += sum(_is_private(each.name) for each in node.names)
+    return uses
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and not name.endswith("_")
 
 
 def functions_of_operations() -> dict[str, tuple[int, int]]:

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.testing import Client, Cluster
+from transfer_queue.testing.simulated_client import Task
 
+T = TypeVar("T")
 Start = Callable[..., Cluster]
 
 
@@ -50,6 +53,19 @@ def a(cluster: Cluster) -> Client:
 def b(cluster: Cluster) -> Client:
     """Another client."""
     return cluster.client("b")
+
+
+def await_result(cluster: Cluster, task: Task[T]) -> T:
+    """Let time pass until an operation has ended, and return its result."""
+    cluster.wait(lambda: task.done)
+    return task.result()
+
+
+def introduce(client: Client, task: str, rank: int) -> None:
+    """Name the task and rank of a client's process, as `init` does."""
+    client.state.introduction = Introduce(task, rank)
+    client.call(client.state.learn())
+    client.call(client.state.introduce())
 
 
 def table(**columns: Any) -> TensorDict:

@@ -13,8 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from transfer_queue.client.conversion.replies import batch_meta
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
-from transfer_queue.metadata import BatchMeta, FieldColumn, KVBatchMeta
+from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.descriptors import FieldType
+from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.metadata.batch_columns import TagColumn
 
 # these tests share cores with others: slow is no failure
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -68,7 +72,7 @@ def same(one, other):
 def assert_is(meta, model):
     """The batch is what the list of rows says, in every way it can be read."""
     assert meta.size == len(meta) == len(model)
-    assert meta.global_indexes == meta._rows().tolist() == [row["index"] for row in model]
+    assert meta.global_indexes == meta.copy().global_indexes == [row["index"] for row in model]
     assert meta.partition_ids == [row["partition"] for row in model]
     assert meta.production_status.tolist() == [row["status"] for row in model]
     assert meta.is_ready == (bool(model) and all(row["status"] for row in model))
@@ -91,8 +95,6 @@ def assert_is(meta, model):
     assert same(
         [entry and sorted(entry.items()) for entry in changed], [entry and sorted(entry.items()) for entry in expected]
     )
-    names = {row["partition"] for row in model}
-    assert meta._partition() == (names.pop() if len(names) == 1 else None)
 
 
 def assert_owned(meta):
@@ -170,9 +172,6 @@ class TestAgainstRows:
     def test_by_partition(self, model):
         meta = batch_of(model)
         names = list(dict.fromkeys(row["partition"] for row in model))
-        split = meta._split_by_partition()
-        assert [name for name, _ in split] == names
-        assert sorted(position for _, positions in split for position in positions.tolist()) == list(range(len(model)))
         parts = meta.chunk_by_partition()
         assert len(parts) == len(names)
         for name, part in zip(names, parts, strict=True):
@@ -232,8 +231,9 @@ class TestBatchMeta:
         assert meta.production_status.tolist() == [1, 0]
 
     def test_pickles_carry_no_caches_and_few_bytes(self):
-        shapes = np.random.default_rng(0).integers(1, 4096, (10_000, 1))
-        meta = BatchMeta._from_columns(np.arange(10_000), "p", [FieldColumn("x", torch.int64, 1, shapes=shapes)])
+        shapes = np.random.default_rng(0).integers(1, 4096, (10_000, 1)).tolist()
+        schema = {"x": {"dtype": torch.int64, "per_sample_shapes": shapes}}
+        meta = BatchMeta(range(10_000), "p", schema)
         fresh = len(pickle.dumps(meta))
         meta.global_indexes, meta.partition_ids, meta.field_schema, meta.custom_meta, meta.get_shapes("x")
         assert len(pickle.dumps(meta)) == fresh < 6 * 10_000
@@ -241,6 +241,7 @@ class TestBatchMeta:
     def test_tags_that_were_only_read_travel_once(self):
         meta = BatchMeta(range(100), ["p"] * 100, custom_meta=[{"n": str(i) * 50} for i in range(100)])
         fresh = len(pickle.dumps(meta))
+        [dict(sample.custom_meta) for sample in meta.samples]
         meta.custom_meta
         assert len(pickle.dumps(meta)) == fresh
         meta.custom_meta[7]["n"] = "x" * 50
@@ -380,21 +381,24 @@ class TestBatchMeta:
         assert type(Mine([1], "p")[0]) is type(Mine.empty()) is type(Mine.concat([Mine([1], "p")])) is Mine
 
 
-class TestFromColumns:
-    def test_what_the_client_builds(self):
-        shapes = np.array([[2], [4]])
-        meta = BatchMeta._from_columns(
-            np.array([7, 9]),
-            "p",
+INTS = FieldType("z", "tensor", "int64", 1, None, 1, False)
+
+
+class TestOfAReply:
+    def test_columns(self):
+        reply = ClaimReply(
+            np.array([7, 9]).tobytes(),
             [
-                FieldColumn("z", torch.int64, 1, shapes=shapes),
-                FieldColumn("o", None, is_non_tensor=True),
-                FieldColumn("d", torch.float32, 2, (3, 4)),
+                INTS,
+                FieldType("o", "object", "", 0, None, 0, False),
+                FieldType("d", "tensor", "float32", 2, [3, 4], 0, False),
             ],
-            np.frombuffer(b"\x01\x00", dtype=np.int8),
+            b"\x01\x00",
             [{"n": 1}, {}],
+            {"z": np.array([[2], [4]]).tobytes()},
         )
-        assert (meta.global_indexes, meta.partition_ids, meta._partition()) == ([7, 9], ["p", "p"], "p")
+        meta = batch_meta("p", reply, False)
+        assert (meta.global_indexes, meta.partition_ids) == ([7, 9], ["p", "p"])
         assert meta.field_names == ["d", "o", "z"]
         assert meta.field_schema == {
             "d": {"dtype": torch.float32, "shape": (3, 4), "is_nested": False, "is_non_tensor": False},
@@ -411,10 +415,9 @@ class TestFromColumns:
         assert meta.is_ready
         assert meta.custom_meta == [{"n": 1}, {}]
         assert meta.extra_info == {}
-        assert meta._changed_tags() is None
 
     def test_without_status_all_are_produced(self):
-        meta = BatchMeta._from_columns(np.arange(2), "p", [])
+        meta = batch_meta("p", ClaimReply(np.arange(2).tobytes()), False)
         assert meta.is_ready
         assert meta.custom_meta == [{}, {}]
 
@@ -423,114 +426,114 @@ class TestFromColumns:
         assert BatchMeta._from_columns(rows, "p", [])._rows() is rows
 
     def test_empty(self):
-        meta = BatchMeta._from_columns(np.empty(0, np.int64), "p", [])
-        assert meta.partition_ids == []
-        assert meta._partition() is None
-        assert meta._split_by_partition() == []
+        meta = batch_meta("p", ClaimReply(b"", [INTS]), False)
+        assert (meta.partition_ids, meta.field_names, meta.chunk_by_partition()) == ([], ["z"], [])
 
     def test_fields_of_unknown_shape(self):
-        fields = [FieldColumn("mixed", torch.int64), FieldColumn("never", None)]
-        schema = BatchMeta._from_columns(np.arange(2), "p", fields).field_schema
-        assert schema["mixed"]["is_nested"] is True
-        assert schema["never"]["is_nested"] is False
+        schema = batch_meta("p", ClaimReply(np.arange(2).tobytes(), [INTS]), False).field_schema
+        assert schema["z"]["is_nested"] is True
+        assert BatchMeta([1], "p", {"never": {}}).field_schema["never"]["is_nested"] is False
 
 
 class TestChangedTags:
-    def meta(self):
-        return BatchMeta._from_columns(np.arange(3), "p", [], None, [{"n": 1, "deep": {"l": [1]}}, {}, {"x": "y"}])
+    """The entries that a put sends: those that are new, or differ from what the system has."""
+
+    def column(self):
+        return TagColumn.from_tags([{"n": 1, "deep": {"l": [1]}}, {}, {"x": "y"}], 3)
 
     def test_edits_in_place(self):
-        meta = self.meta()
-        meta.custom_meta[0]["deep"]["l"].append(2)
-        meta.custom_meta[1]["new"] = None
-        assert meta._changed_tags() == [{"deep": {"l": [1, 2]}}, {"new": None}, None]
+        column = self.column()
+        column.editable_tags()[0]["deep"]["l"].append(2)
+        column.editable_tags()[1]["new"] = None
+        assert column.changed_entries() == [{"deep": {"l": [1, 2]}}, {"new": None}, None]
 
     def test_reading_changes_nothing(self):
-        meta = self.meta()
-        assert meta.custom_meta[0]["n"] == 1
-        assert [dict(sample.custom_meta) for sample in meta.samples]
-        assert meta._changed_tags() is None
+        column = self.column()
+        assert column.editable_tags()[0]["n"] == 1
+        assert column.to_list() == column.first(3)
+        assert column.changed_entries() is None
 
     def test_updates(self):
-        meta = self.meta()
-        meta.update_custom_meta([{"n": 1}, {}, {"x": "z"}])
-        assert meta._changed_tags() == [None, None, {"x": "z"}]
+        column = self.column()
+        column.update([{"n": 1}, {}, {"x": "z"}])
+        assert column.changed_entries() == [None, None, {"x": "z"}]
 
     def test_removals_are_not_told(self):
-        meta = self.meta()
-        del meta.custom_meta[0]["n"]
-        meta.clear_custom_meta()
-        assert meta.custom_meta == [{}, {}, {}]
-        assert meta._changed_tags() is None
+        column = self.column()
+        del column.editable_tags()[0]["n"]
+        column.clear()
+        assert column.editable_tags() == [{}, {}, {}]
+        assert column.changed_entries() is None
 
     def test_another_type_is_a_change(self):
-        meta = self.meta()
-        meta.custom_meta[0]["n"] = True
-        assert meta._changed_tags()[0] == {"n": True}
+        column = self.column()
+        column.editable_tags()[0]["n"] = True
+        assert column.changed_entries()[0] == {"n": True}
 
     @pytest.mark.parametrize(
         "value", [np.arange(3), torch.arange(3), torch.tensor([float("nan")]), float("nan"), np.array([None, "a"])]
     )
     def test_values_whose_equality_is_no_truth(self, value):
-        meta = BatchMeta([1], ["p"], custom_meta=[{"v": value}])
-        meta.custom_meta[0]["v"]
-        assert meta._changed_tags() is None
-        meta.custom_meta[0]["w"] = value
-        assert list(meta._changed_tags()[0]) == ["w"]
+        column = TagColumn.from_tags([{"v": value}], 1)
+        column.editable_tags()[0]["v"]
+        assert column.changed_entries() is None
+        column.editable_tags()[0]["w"] = value
+        assert list(column.changed_entries()[0]) == ["w"]
 
     @pytest.mark.parametrize("value", [np.zeros(3), torch.zeros(3)])
     def test_arrays_edited_in_place(self, value):
-        meta = BatchMeta([1], ["p"], custom_meta=[{"v": value}])
-        meta.custom_meta[0]["v"][1] = 5
-        assert list(meta._changed_tags()[0]) == ["v"]
+        column = TagColumn.from_tags([{"v": value}], 1)
+        column.editable_tags()[0]["v"][1] = 5
+        assert list(column.changed_entries()[0]) == ["v"]
 
     def test_saved(self):
-        meta = self.meta()
-        meta.custom_meta[1]["m"] = [1]
-        meta._tags_saved()
-        assert meta._changed_tags() is None
-        meta.custom_meta[1]["m"].append(2)
-        assert meta._changed_tags() == [None, {"m": [1, 2]}, None]
+        column = self.column()
+        column.editable_tags()[1]["m"] = [1]
+        column.mark_saved()
+        assert column.changed_entries() is None
+        column.editable_tags()[1]["m"].append(2)
+        assert column.changed_entries() == [None, {"m": [1, 2]}, None]
 
     def test_assignment(self):
-        meta = self.meta()
-        meta.custom_meta = [{"n": 1}, {"a": 1}, {}]
-        assert meta._changed_tags() == [None, {"a": 1}, None]
+        column = self.column()
+        column.replace([{"n": 1}, {"a": 1}, {}])
+        assert column.changed_entries() == [None, {"a": 1}, None]
 
     def test_a_cut_is_saved_apart(self):
-        meta = self.meta()
-        meta.custom_meta[1]["m"] = 1
-        part = meta[1:]
-        part._tags_saved()
-        assert part._changed_tags() is None
-        assert meta._changed_tags() == [None, {"m": 1}, None]
+        column = self.column()
+        column.editable_tags()[1]["m"] = 1
+        part = column.take(slice(1, None))
+        part.mark_saved()
+        assert part.changed_entries() is None
+        assert column.changed_entries() == [None, {"m": 1}, None]
 
     def test_union_keeps_what_each_side_has_changed(self):
-        one, other = self.meta(), self.meta()
-        one.custom_meta[0]["n"] = 2
-        other.custom_meta[1]["m"] = 1
+        one, other = self.column(), self.column()
+        one.editable_tags()[0]["n"] = 2
+        other.editable_tags()[1]["m"] = 1
         # the other side's entries win, so what it has not changed undoes this side's change
-        assert one.union(other)._changed_tags() == [None, {"m": 1}, None]
+        assert one.merge(other).changed_entries() == [None, {"m": 1}, None]
 
     @pytest.mark.parametrize("spoil", [lambda tags: tags.pop(), lambda tags: tags.__setitem__(0, None)])
     def test_a_spoiled_list_is_told(self, spoil):
-        meta = self.meta()
-        spoil(meta.custom_meta)
+        column = self.column()
+        spoil(column.editable_tags())
         for use in (
-            meta._changed_tags,
-            meta.copy,
-            lambda: pickle.dumps(meta),
-            lambda: meta.update_custom_meta([{}] * 3),
+            column.changed_entries,
+            lambda: column.take(slice(None)),
+            column.to_list,
+            lambda: pickle.dumps(column),
+            lambda: column.update([{}] * 3),
         ):
             with pytest.raises(InvalidArgumentError, match="one dict for each"):
                 use()
 
     @pytest.mark.parametrize("tags", [[{}], [{}, {}, 3]])
     def test_updates_must_fit(self, tags):
-        meta = self.meta()
+        column = self.column()
         with pytest.raises(InvalidArgumentError, match="one dict for each"):
-            meta.update_custom_meta(tags)
-        assert meta._changed_tags() is None
+            column.update(tags)
+        assert column.changed_entries() is None
 
 
 keys = st.lists(st.text(max_size=3), unique=True, max_size=7)

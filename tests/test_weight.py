@@ -24,8 +24,11 @@ PACKAGE_LINES = 63_204
 MODULES = 442
 IMPORTS_OF_A_CORE_MODULE = 20
 """Other modules of the package that one module of the core imports. The list of services imports each feature."""
+PRIVATE_ATTRIBUTES = 168
+"""Private attributes and functions of the package that tests use."""
 
-SRC = Path(__file__).parents[1] / "src"
+TESTS = Path(__file__).parent
+SRC = TESTS.parent / "src"
 PACKAGE = SRC / code_weight.PACKAGE
 CORE = PACKAGE / "core"
 
@@ -63,6 +66,40 @@ def test_a_module_of_the_core_imports_few_others() -> None:
     most = max(counts, key=lambda path: counts[path])
     words = f"{most.relative_to(SRC)} imports {counts[most]} modules of the package"
     assert counts[most] <= IMPORTS_OF_A_CORE_MODULE, f"{words}, at most {IMPORTS_OF_A_CORE_MODULE} are allowed"
+
+
+def test_tests_use_few_private_attributes() -> None:
+    names = code_weight.private_names(PACKAGE)
+    uses = {path: code_weight.private_uses(path, names) for path in TESTS.rglob("*.py")}
+    most = sorted(uses, key=lambda path: -uses[path])[:5]
+    listed = ", ".join(f"{path.relative_to(TESTS)} ({uses[path]})" for path in most)
+    assert sum(uses.values()) <= PRIVATE_ATTRIBUTES, (
+        f"tests use private attributes of the package {sum(uses.values())} times, at most {PRIVATE_ATTRIBUTES} are "
+        f"allowed. Test what users and other modules see instead: results, errors, the status, counters, requests, "
+        f"files. Most are in {listed}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"),
+    [
+        ("from transfer_queue.errors import _ShutDown", 1),
+        ("made._thread\nmade.inner()._thread = None", 2),
+        ("self._thread\ncls._thread\nsuper()._thread\nos._exit(1)\nthread", 0),
+    ],
+)
+def test_private_uses(tmp_path: Path, text: str, uses: int) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(text)
+    assert code_weight.private_uses(path, {"_thread"}) == uses
+
+
+def test_private_names_are_those_that_are_defined(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(
+        "_LIMIT = 3\nclass _Own:\n    def _repr_html_(self): ...\n    def _run(self):\n"
+        "        self._done, self.__x = os._exit, tuple._replace\n"
+    )
+    assert code_weight.private_names(tmp_path) == {"_LIMIT", "_Own", "_run", "_done"}
 
 
 def test_what_is_not_code_does_not_count() -> None:

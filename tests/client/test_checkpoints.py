@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_lost_units import lose
 
-from simulated import numbers, ragged, rows_of, same, table
+from simulated import await_result, numbers, ragged, rows_of, same, table
 from transfer_queue import interface
 from transfer_queue.client.checkpoint import checkpoint_data
 from transfer_queue.client.checkpoint.checkpoint_folder import MANIFEST, STATE, STORAGE
@@ -287,13 +287,13 @@ class TestTheCut:
     def test_names_are_no_paths(self, cluster, a, kind, name):
         """A request names a file by 32 hex digits, and nothing else gets as far as a file system."""
         with pytest.raises(InvalidArgumentError, match="32 hex digits"):
-            a._run(a.state.ask(kind(name), Done, None))
+            a.call(a.state.ask(kind(name), Done, None))
 
     def test_names_are_their_clients(self, cluster, a, b):
         """Nobody saves under another's name, nor ends another's save."""
         cut = a.begin_checkpoint()
         with pytest.raises(InvalidArgumentError, match="another client uses"):
-            b._run(b.state.ask(BeginCheckpoint(cut.name), BeginCheckpointReply, None))
+            b.call(b.state.ask(BeginCheckpoint(cut.name), BeginCheckpointReply, None))
         assert not b.end_checkpoint(cut)
         assert a.end_checkpoint(cut)
 
@@ -530,9 +530,9 @@ class TestRefusing:
         for tree in ({}, {"format": 99}, [1], {"format": 1, "time": 0.0, "sampler": None, "state": {}}):
             state_file.write(cluster.states.path(name), tree)
             with pytest.raises(CheckpointError):
-                a._run(a.state.ask(LoadState(name), Done, None))
+                await_result(cluster, a.start(a.state.ask(LoadState(name), Done, None)))
         with pytest.raises(CheckpointError):
-            a._run(a.state.ask(LoadState("1" * 32), Done, None))
+            await_result(cluster, a.start(a.state.ask(LoadState("1" * 32), Done, None)))
         assert cluster.controller.state.epoch == 0
         assert values(a, ["a", "b"]) == [0, 1]
 

@@ -15,6 +15,7 @@ import torch
 from test_checkpoints import load, save
 
 from transfer_queue.errors import InvalidArgumentError, LockLostError, WaitTimeoutError
+from transfer_queue.messages.locks import LockReply, TakeLock
 from transfer_queue.testing import Client, Cluster
 
 
@@ -64,7 +65,7 @@ def test_a_lock_is_released_only_in_its_block(a: Client) -> None:
 
 def test_a_waiting_block_begins_when_the_holder_is_done(cluster: Cluster, a: Client, b: Client) -> None:
     lock = a.kv_lock("x", "p").__enter__()
-    cluster.later(5.0, lambda: a.start(a.operations._release_lock(lock._end())))
+    cluster.later(5.0, lambda: lock.__exit__(None, None, None))
     with b.kv_lock("x", "p") as second:
         assert cluster.clock.now == 5.0
         assert second.token > lock.token
@@ -199,7 +200,7 @@ def test_a_loaded_checkpoint_ends_all_locks(cluster: Cluster, a: Client, b: Clie
 
     def block() -> None:
         with a.kv_lock("x", "p") as lock:
-            waiting = b.start(b.operations._take_lock(["x"], "p", 50.0, 30.0))
+            waiting = b.start(b.state.ask(TakeLock("p", ["x"], 30.0, 50.0), LockReply, None, 50.0))
             cluster.run()
             load(cluster.client("c"), tmp_path)
             assert waiting.result().token > lock.token

@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 
 import transfer_queue as tq
 from html_checks import check_html
+from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.messages.system import Status, SystemStatus
-from transfer_queue.net.calls import ask_controller
 
 EVIL = "<script>alert('x')</script>"
 
@@ -68,24 +67,18 @@ def test_a_client_shows_the_status_of_its_system(config: Any) -> None:
 def test_the_repr_of_a_client_makes_no_request(config: Any) -> None:
     client = tq.get_client()
     client.get_partition_list()
-    before = client._run(ask_controller(Status(), SystemStatus)).counters["requests"]
+    _, first, second = (client.status().counters["requests"] for _ in range(3))
     assert repr(client) == f"TransferQueueClient(system='notebook', client_id='{client.client_id[:8]}', connected)"
-    assert client._run(ask_controller(Status(), SystemStatus)).counters["requests"] == before + 1
+    assert client.status().counters["requests"] - second == second - first
 
 
 def test_a_client_that_was_closed_says_so(config: Any) -> None:
-    client = TransferQueueClient(client_system())
+    client = TransferQueueClient(CURRENT.system)
     assert repr(client) == "TransferQueueClient(system='notebook', not connected yet)"
     client.close()
     assert repr(client) == "TransferQueueClient(system='notebook', closed)"
     text = check_html(client._repr_html_()).text
     assert "The system cannot be reached. NotInitializedError: this client was closed" in text
-
-
-def client_system() -> Any:
-    import transfer_queue.interface as interface
-
-    return interface._TQ_CONTROLLER
 
 
 def test_a_system_that_cannot_be_reached_is_not_an_error(tmp_path: Path) -> None:

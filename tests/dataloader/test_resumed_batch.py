@@ -189,7 +189,7 @@ class TestTheOpenBatch:
     ) -> None:
         first = small_dataset(a)
         before = values(take(first, 1))
-        first.config, first._tq_client, first._attached_client = None, None, None
+        first.config = None
         monkeypatch.setattr(StreamingDataset, "_find_client", lambda self: client_of(cluster, "b"))
         other = twin(first)
         rest = values(take(other, 2))

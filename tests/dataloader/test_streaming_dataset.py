@@ -149,15 +149,13 @@ class TestOwnClient:
         own._tq_client = a
         assert values(list(own)) == [0, 1]
 
-    def test_create_client_sets_the_client_of_the_config(self, a: Client) -> None:
+    def test_the_client_is_that_of_the_config(self, a: Client) -> None:
         own = StreamingDataset(a, 2, 2, ["x"], "p", "t", 0)
-        assert own._tq_client is None
-        own._create_client()
-        assert own._tq_client is a
+        assert own.client() is a
 
     def test_a_config_that_is_not_one_is_refused(self) -> None:
         with pytest.raises(InvalidArgumentError, match="config must be what init returned, a client, or None, got 'p'"):
-            StreamingDataset("p", 2, 2, ["x"], "p", "t", 0)._create_client()
+            StreamingDataset("p", 2, 2, ["x"], "p", "t", 0).client()
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_method_that_a_client_has_of_its_own_is_called(
@@ -193,9 +191,18 @@ class TestOwnClient:
         return values(asyncio.run(collect()) if is_async else list(items))
 
     def test_a_copy_creates_a_client_of_its_own(self, a: Client) -> None:
-        own = StreamingDataset(a, 2, 2, ["x"], "p", "t", 0)
-        own._create_client()
-        assert copy.copy(own)._tq_client is None
+        created: list[object] = []
+
+        class Own(StreamingDataset):
+            def _create_client(self) -> None:
+                created.append(self)
+                self._tq_client = a
+
+        own = Own("no system", 2, 2, ["x"], "p", "t", 0)
+        assert own.client() is own.client() is a
+        twin = copy.copy(own)
+        assert twin.client() is a
+        assert created == [own, twin]
 
 
 class TestEnds:

@@ -13,11 +13,10 @@ from small_datasets import Build, small_dataset
 from torch.utils.data import DataLoader
 
 import transfer_queue as tq
-from simulated import Start, numbers, values
+from simulated import Start, introduce, numbers, values
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
-from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.testing import Client
 
 pytestmark = [
@@ -161,7 +160,7 @@ class TestInVirtualTime:
     def test_it_names_the_producers_that_are_dead(self, start: Start) -> None:
         cluster = start(seed=1)
         a, rollout = cluster.client("a"), cluster.client("rollout")
-        rollout.call(rollout.operations._introduce(Introduce("rollout", 0)))
+        introduce(rollout, "rollout", 0)
         items = iter(self.simulated_dataset(a))
         for number in range(0, 8, 4):
             rollout.put(numbers(4, number), partition_id="p")

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 import transfer_queue as tq
 import warm
 from server_processes import until
+from transfer_queue.attachment import CURRENT
 from transfer_queue.config.settings import Settings
 from transfer_queue.node.system import launcher
 from transfer_queue.node.system.launcher import RunningSystem, start_local
@@ -237,7 +238,7 @@ def test_init_starts_a_system_while_the_last_process_of_a_killed_one_ends(
     monkeypatch.setattr(launcher, "_find", find_then_resume)
     tq.init()
     assert found_before[0] is not None
-    system = tq.interface._TQ_CONTROLLER
+    system = CURRENT.system
     assert system.new
     tq.kv_put("k", "p", {"x": 1})
 

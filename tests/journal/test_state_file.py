@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 from transfer_queue.errors import CheckpointError
 from transfer_queue.journal import state_file
 
+PREAMBLE, CRC = struct.Struct("<8sIIQQI"), struct.Struct("<I")
+"""The beginning of a file, and the checksum after it."""
+
 TREE = {
     "name": "p",
     "numbers": [1, -1, 1.5, None, True, b"\0bytes"],
@@ -153,7 +156,7 @@ def test_a_damaged_file_is_an_error(written: bytes, tmp_path_factory: pytest.Tem
     changed = bytearray(written)
     for at, value in data.draw(st.dictionaries(st.integers(0, len(written) - 1), st.integers(0, 255))).items():
         changed[at] = value
-    filling = slice(state_file._PREAMBLE.size + state_file._CRC.size, state_file.ALIGNMENT)
+    filling = slice(PREAMBLE.size + CRC.size, state_file.ALIGNMENT)
     changed[filling] = written[filling]
     if changed == written:
         assert same(TREE, read_bytes(bytes(changed), tmp_path_factory.getbasetemp()))
@@ -170,10 +173,8 @@ def test_a_foreign_file_is_an_error(tmp_path_factory: pytest.TempPathFactory, da
 
 def sealed(head: bytes, rest: bytes = b"", version: int = state_file.VERSION) -> bytes:
     """Return a file with valid checksums."""
-    fixed = state_file._PREAMBLE.pack(
-        state_file.MAGIC, version, zlib.crc32(head), len(head), len(rest), zlib.crc32(rest)
-    )
-    fixed += state_file._CRC.pack(zlib.crc32(fixed))
+    fixed = PREAMBLE.pack(state_file.MAGIC, version, zlib.crc32(head), len(head), len(rest), zlib.crc32(rest))
+    fixed += CRC.pack(zlib.crc32(fixed))
     return fixed.ljust(state_file.ALIGNMENT, b"\0") + head + rest
 
 

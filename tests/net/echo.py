@@ -130,9 +130,14 @@ class Running:
         self.address = self.server.listen(self.address, self._tls)
         if isinstance(self.service, EchoService):
             self.service.peers.clear()  # of a server before
-            self.service.drop = lambda peer: self.server._drop(self.server._peers[peer])
+            self.service.drop = lambda peer: self.server._drop(self.connections[peer])
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
+
+    @property
+    def connections(self) -> dict[int, Any]:
+        """Those of the server, also those that have not proved yet that they have the key."""
+        return self.server._peers
 
     def stop(self) -> None:
         self.server.stop()

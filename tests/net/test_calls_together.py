@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from echo import KEY, Driver, EchoService, Running, drivers, until
+from test_session import envelope
 from test_tls import ANY_PORT, MEMBER
 
 from transfer_queue.errors import (
@@ -133,8 +134,8 @@ def test_each_has_an_outcome_of_its_own(two: Servers, run: Driver) -> None:
     assert isinstance(late, WaitTimeoutError)
     assert isinstance(unsendable, InvalidArgumentError)
     assert run(two.session, at_once(calls[1:2])) == [Done("x")], "what came late disturbs nobody"
-    assert two.session.begin_request(ListPartitions())[0] > 0
-    assert len(two.session._unfinished) == 1, "all others are finished"
+    sequence, frame = two.session.begin_request(ListPartitions())
+    assert envelope(frame).acknowledged == sequence - 1, "all others are finished"
 
 
 @drivers
@@ -179,7 +180,9 @@ def test_who_is_interrupted_leaves_nothing_open(two: Servers, monkeypatch: pytes
         patch.setattr("transfer_queue.net.drivers.blocking_driver._receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_blocking(two.session, at_once(calls))
-    assert not two.session._unfinished
+    sequence, frame = two.session.begin_request(ListPartitions())
+    assert envelope(frame).acknowledged == sequence - 1
+    two.session.finish(sequence)
     until(lambda: not any(running.service.peers for running in two.running))
     assert run_blocking(two.session, at_once(calls)) == [Done("x")] * 2
 

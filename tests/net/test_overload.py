@@ -21,7 +21,7 @@ from transfer_queue.messages.envelopes import ReplyEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
-from transfer_queue.net.drivers.connection import new_socket
+from transfer_queue.net.fd_limits import ReservedDescriptor
 from transfer_queue.net.framing import HEADER
 from transfer_queue.net.server.server_connection import OUTPUT_MARK
 from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, TURN_SECONDS, Outgoing, ServerLoop
@@ -122,6 +122,11 @@ def test_what_was_sent_before_the_end_is_served(driven: Callable[..., Driven]) -
 # ---------------------------------------------------------------- memory of what comes in
 
 
+def unread(system: Driven) -> int:
+    """The memory of the output that clients have not read, as the server counts it."""
+    return sum(peer.counted for peer in system.peers)
+
+
 def test_unfinished_messages_are_bounded_in_total(driven: Callable[..., Driven]) -> None:
     system = driven(max_input=300_000)
     small, large = system.client(), system.client()
@@ -130,7 +135,7 @@ def test_unfinished_messages_are_bounded_in_total(driven: Callable[..., Driven])
     for _ in range(10):
         large.push(b"x" * 50_000)
         system.turn()
-        assert system.server._unfinished <= 300_000
+        assert sum(peer.held for peer in system.peers) <= 300_000
     assert large.ended
     assert not small.ended
     assert system.server.counters["crowded"] == 1
@@ -148,7 +153,7 @@ def test_unread_replies_are_bounded_in_total_and_the_slowest_readers_are_dropped
             client.push()
         system.turn()
         answers += reading.pull()
-        assert system.server._unread.total <= 2_000_000
+        assert unread(system) <= 2_000_000
     assert [answer.sequence for answer in answers] == list(range(1, 3001))
     dropped = [client.ended for client in idle]
     assert 0 < sum(dropped) < len(idle), "no more are dropped than needed"
@@ -170,14 +175,14 @@ def test_unread_replies_that_take_no_memory_do_not_count(driven: Callable[..., D
         client.push(frame(1))
     system.turn(5)
     assert len(system.peers) == 3
-    assert system.server._unread.total < 1000
+    assert unread(system) < 1000
     for client in clients:
         received = 0
         while received < arena.nbytes:
             with contextlib.suppress(BlockingIOError):
                 received += len(client.sock.recv(1 << 20))
             system.turn()
-    assert system.server._unread.total == 0
+    assert unread(system) == 0
     assert all(peer.lent == 0 for peer in system.peers)
 
 
@@ -196,7 +201,7 @@ def test_a_reply_behind_unread_memory_of_an_arena_counts(driven: Callable[..., D
     assert peer.out_bytes - peer.lent < 1000, "what is unread takes no memory"
     client.push(frame(2, "x" * 1000))
     system.turn(3)
-    assert system.server._unread.total > len(copied)
+    assert unread(system) > len(copied)
 
 
 def test_one_large_reply_is_sent_whole(driven: Callable[..., Driven]) -> None:
@@ -212,17 +217,19 @@ def test_one_large_reply_is_sent_whole(driven: Callable[..., Driven]) -> None:
 
 
 def test_memory_is_counted_back_when_a_message_is_whole_or_its_sender_gone(driven: Callable[..., Driven]) -> None:
-    system = driven()
-    first, second = system.client(), system.client()
+    system = driven(max_input=120_000)
+    first, second, third = (system.client() for _ in range(3))
     whole = frame(1, "x" * 100_000)
     first.push(whole[:50_000])
     second.push(whole[:60_000])
     system.turn(2)
-    assert system.server._unfinished == 110_000
+    assert [peer.held for peer in system.peers] == [50_000, 60_000, 0]
     first.push(whole[50_000:])
     second.sock.close()
     system.turn(2)
-    assert system.server._unfinished == 0
+    third.push(whole[:90_000])
+    system.turn(2)
+    assert system.server.counters["crowded"] == 0
     assert first.pull() == [ReplyEnvelope(1, Done("x" * 100_000))]
 
 
@@ -357,10 +364,15 @@ def test_a_client_without_descriptors_says_so(tmp_path: Path, driver: str) -> No
         assert "cannot open a connection to a server: process PID has reached its open-file limit: raise" in forked(ask)
 
 
-def test_a_spared_descriptor_is_there_again_after_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Running(tmp_path) as running:
-        monkeypatch.setattr(running.server._acceptor._spared, "_file", None)  # it could not be made again
-        assert run_blocking(running.session(), one(CreatePartition("p"))) == Done("p")
-        with new_socket(running.address) as listener:
-            assert not running.server._acceptor._spared.refuse_connection(listener, b"words")
-        assert running.server._acceptor._spared._file is not None
+def test_a_spared_descriptor_is_there_again_after_its_use(tmp_path: Path) -> None:
+    spared = ReservedDescriptor()
+    spared.close()  # it could not be made again
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        client.connect(str(tmp_path / "socket"))
+        assert not spared.refuse_connection(listener, b"words")
+        client.shutdown(socket.SHUT_WR)
+        assert spared.refuse_connection(listener, b"words")
+        assert client.recv(100) == b"words"
+    spared.close()

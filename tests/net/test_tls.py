@@ -206,7 +206,7 @@ def test_a_client_without_a_certificate_of_the_authority_is_refused(
         ask(running.session(tls=context), CreatePartition("p"))
     assert running.server.counters["rejected"] == 1
     assert running.server.counters["accepted"] == 0
-    until(lambda: not running.server._peers)
+    until(lambda: not running.connections)
     assert running.server.counters["rejected"] == 1
     assert running.service.envelopes == []
 

@@ -55,7 +55,7 @@ class TestByPosition:
             for partition_id in ("p", "q"):
                 one = by_position(positional, READY, 4, task, partition_id)
                 assert one == keyword.sample(READY, 4, task_name=task, partition_id=partition_id, **who())
-        assert positional._states == keyword._states
+        assert positional.save_checkpoint() == keyword.save_checkpoint()
 
     @pytest.mark.parametrize("name", KEEPING)
     def test_a_second_task_gets_a_batch_of_its_own(self, name):
@@ -75,7 +75,7 @@ class TestByPosition:
     def test_rank_aware_takes_rank_and_batch_index_before_the_names(self):
         sampler = RankAwareSampler()
         assert sampler.sample([4, 5, 6], 2, 1, 3, "t", "p") == ([4, 5], [4, 5])
-        assert sampler._states == {"p": {"t": {1: {3: [4, 5]}}}}
+        assert sampler.save_checkpoint()["states"] == {"p": {"t": {1: {3: [4, 5]}}}}
 
     @pytest.mark.parametrize("given", range(4))
     def test_rank_aware_without_one_of_the_four_is_a_type_error(self, given):

@@ -30,7 +30,7 @@ def test_replicas_agree_in_any_order_of_calls(build, asks):
         assert sampler.has_cached_result("p", "t", {"dp_rank": rank, "batch_index": batch})
         assert dealt.setdefault((rank, batch), sampled) == sampled
         # the whole deal is taken, of all ranks
-        for share in sampler._states["p"]["t"].values():
+        for share in sampler.save_checkpoint()["states"]["p"]["t"].values():
             for entry in share.values():
                 ready -= set(entry if isinstance(sampler, RankAwareSampler) else entry[1])
     everything = [index for rows in dealt.values() for index in rows]
@@ -40,8 +40,7 @@ def test_replicas_agree_in_any_order_of_calls(build, asks):
 def test_a_balanced_deal_keeps_all_shares_or_none():
     sampler = SeqlenBalancedSampler(2, 2)
     assert sampler.sample(list(range(6)), 4, dp_rank=1, task_name="t", partition_id="p") == ([], [])
-    assert sampler._states == {}
-    assert sampler._balanced_cache == {}
+    assert sampler.save_checkpoint() == SeqlenBalancedSampler(2, 2).save_checkpoint()
 
 
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
@@ -49,7 +48,7 @@ def test_a_failed_call_keeps_nothing(build):
     sampler = build()
     with pytest.raises(InvalidArgumentError):
         sampler.sample(list(range(8)), 2, dp_rank=-1, batch_index=0, task_name="t", partition_id="p")
-    assert sampler._states == {}
+    assert sampler.save_checkpoint() == build().save_checkpoint()
 
 
 def test_a_cleared_partition_is_dealt_again():

@@ -81,7 +81,7 @@ def test_an_invalid_length_names_its_row(garbage):
     sampler = SeqlenBalancedSampler(1, 2)
     with pytest.raises(InvalidArgumentError, match="row 5 must be a finite number"):
         sampler.sample([4, 5], 1, partition=tagged("total_lengths", {5: garbage}))
-    assert sampler._states == {}
+    assert sampler.save_checkpoint()["states"] == {}
 
 
 ONE = {
@@ -147,4 +147,4 @@ def test_fewer_groups_than_ranks():
 def test_partition_id_overrides_that_of_the_partition():
     sampler = SeqlenBalancedSampler()
     sampler.sample([0, 1], 2, partition=lengths_of([1, 1]), partition_id="q", task_name="t")
-    assert list(sampler._balanced_cache) == [("q", "t", 0)]
+    assert list(sampler.save_checkpoint()["balanced_cache"]) == [("q", "t", 0)]

@@ -15,9 +15,9 @@ def take_over(cluster: TakeoverCluster) -> None:
     """Let another node begin a term at once, and start its controller."""
     before = cluster.current
     cluster.begin_claim()
-    for claim in list(cluster._claims):
-        while claim in cluster._claims:
-            cluster._step_claim(claim)
+    for claim in list(cluster.claims):
+        while claim in cluster.claims:
+            cluster.step_claim(claim)
     cluster.wait(lambda: cluster.current is not before)
 
 
@@ -49,7 +49,7 @@ def test_an_earlier_controller_answers_no_client_that_still_uses_it(tmp_path: Pa
     client.put(numbers(1), partition_id="p")
     former = cluster.current
     take_over(cluster)
-    assert (cluster._known["a"] is former, former.ended) == (True, False)
+    assert (cluster.known["a"] is former, former.ended) == (True, False)
     task = client.start(client.operations.put(numbers(1), partition_id="p"))
     cluster.run()
     assert (former.ended, cluster.late, task.done) == (True, 1, False)
@@ -62,9 +62,9 @@ def test_an_earlier_controller_answers_no_client_that_still_uses_it(tmp_path: Pa
 def test_a_controller_whose_term_has_ended_is_not_started_again(tmp_path: Path) -> None:
     cluster = TakeoverCluster(tmp_path)
     cluster.begin_claim()
-    (claim,) = cluster._claims
+    (claim,) = cluster.claims
     while cluster.current.term.is_current():
-        cluster._step_claim(claim)
+        cluster.step_claim(claim)
     cluster.crash(CONTROLLER, 0.0)
     cluster.restart(CONTROLLER)
     assert cluster.crashed(CONTROLLER)

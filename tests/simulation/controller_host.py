@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
@@ -129,14 +130,24 @@ class WatchedJournal(Journal):
     def commit(self) -> None:
         """See `Journal.commit`."""
         self._host.reach_storage()
-        segment = self._segment
-        written = self._half(len(segment._pending)) if len(segment._pending) > 1 else 0
-        if written:
-            if segment._file < 0:
-                segment._create()
-            os.pwrite(segment._file, segment._pending[:written], segment._end)
+        with patch.object(os, "pwrite", self._stopping_once(os.pwrite)):
+            super().commit()
+
+    def _stopping_once(self, pwrite: Callable[[int, bytes, int], int]) -> Callable[[int, bytes, int], int]:
+        """Return a `pwrite` whose first call may stop in the middle, and then reports that it has written nothing."""
+        has_begun = False
+
+        def write(file: int, data: bytes, offset: int) -> int:
+            nonlocal has_begun
+            half = 0 if has_begun or len(data) < 2 else self._half(len(data))
+            has_begun = True
+            if not half:
+                return pwrite(file, data, offset)
+            pwrite(file, data[:half], offset)
             self._at_half()
-        super().commit()
+            return 0
+
+        return write
 
     def reserve_space(self) -> None:
         """See `Journal.reserve_space`."""
@@ -145,9 +156,8 @@ class WatchedJournal(Journal):
 
     def abandon(self) -> None:
         """Close the file as the end of a killed process does: a frame that is written in part stays so."""
-        if self._segment._file >= 0:
-            os.close(self._segment._file)
-            self._segment._file = -1
+        with patch.object(os, "ftruncate"):
+            self.close()
 
 
 def is_of(host: ControllerHost, controller: Controller) -> bool:

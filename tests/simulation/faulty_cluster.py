@@ -416,23 +416,26 @@ class FaultyCluster(Cluster):
         """Kill the controller while it writes the records of this turn, or before all of its effects have left."""
         assert self._journal is not None
         assert self.fuse is not None
-        draw, size = self.network.random, self._journal._segment.size
+        draw, size = self.network.random, self._segment_bytes()
         if not self._journaling.commit():
             pass  # it does not reach the storage, so nothing was written and nothing is answered
         elif self.fuse == len(records):
             if self._may_answer():
                 self._happened(records)
                 self._carry_out(effects[: draw.randint(0, len(effects))])
-        elif self._journal._segment.size > size:  # it was killed while it wrote this turn, so the frame is torn
-            path = segment_path(self._journal_folder, self._journal.number)
-            whole = self._journal._segment.size
-            self._journal._segment.close()  # otherwise it would repair the file when it ends
-            if path.exists():  # otherwise a controller of a later term has removed it
-                os.truncate(path, draw.randint(size, whole - 1))
+        elif (whole := self._segment_bytes()) > size:  # it was killed while it wrote this turn, so the frame is torn
+            self._journal.close()  # otherwise it would repair the file when it ends
+            os.truncate(segment_path(self._journal_folder, self._journal.number), draw.randint(size, whole - 1))
         self.crash(CONTROLLER, draw.uniform(0, 2.0))
         # not within this turn, in which a client or a unit may be at work
         then, self.on_burnt = self.on_burnt, lambda: None
         self.later(0.0, then)
+
+    def _segment_bytes(self) -> int:
+        """Return the size of the segment; 0 if it does not exist, or if a controller of a later term has removed it."""
+        assert self._journal is not None
+        path = segment_path(self._journal_folder, self._journal.number)
+        return path.stat().st_size if path.exists() else 0
 
     def _may_answer(self) -> bool:
         """Return whether a controller that has written its records may send what follows from them."""

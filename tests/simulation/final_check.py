@@ -152,7 +152,7 @@ class Settling:
         cluster = self.cluster
         cluster.advance(5.0)
         needed = set(cluster.controller.state.blocks.extents)
-        leased = {(unit.number, extent) for unit in cluster.units for extent in unit.table._extents}
+        leased = {(unit.number, extent.number) for unit in cluster.units for extent in unit.table.leased_extents()}
         if leased != needed:
             raise LedgerError(f"extents {sorted(leased - needed)} are leased, but have no needed blocks")
         last = cluster.client("last")

@@ -115,12 +115,19 @@ def _join(work: Workload, client: RetryingClient) -> Generator[Call, AnyReply, N
         yield from sleep(0.01)
 
 
+def _is_taken(settling: Settling, work: Workload, client: RetryingClient) -> bool:
+    """Take an item, if one is left."""
+    task = client.start(take_one(work, client, 60.0, 0.0))
+    settling.cluster.wait(lambda: task.done)
+    return bool(task.result())
+
+
 def drain(settling: Settling, work: Workload) -> None:
     """Take all items that are left, after the faults, and check the number of items that are done."""
     cluster, ledger = settling.cluster, settling.ledger
     check_limit(work)
     client = cluster.client("queue-drainer")
-    while client._run(take_one(work, client, 60.0, 0.0)):
+    while _is_taken(settling, work, client):
         pass
     partition = cluster.controller.state.partitions[QUEUE]
     fewest, most = ledger.done

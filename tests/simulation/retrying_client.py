@@ -310,6 +310,14 @@ class RetryingClient(Client):
         else:
             self._plan(delay, lambda: self._try(sequence))
 
+    def connection_to(self, target: Target) -> int | None:
+        """Return the connection to a server; None if there is none."""
+        return self._connections.get(target)
+
+    def note_severed(self, target: Target, connection: int) -> None:
+        """Handle a connection that the network has severed."""
+        self._on_connection_lost(target, connection)
+
     def _on_connection_lost(self, target: Target, connection: int) -> None:
         super()._on_connection_lost(target, connection)
         for sequence in [s for s, on in self._sent.items() if on == connection and s in self._tasks]:

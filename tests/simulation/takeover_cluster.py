@@ -86,8 +86,8 @@ class TakeoverCluster(FaultyCluster):
 
     def __init__(self, folder: Path, seed: int = 0, *others: Any, **more: Any) -> None:
         self._host_of: dict[int, ControllerHost] = {}  # connection to a controller -> its host
-        self._known: dict[str, ControllerHost] = {}  # client or unit -> the host to which it connects
-        self._claims: list[Claim] = []
+        self.known: dict[str, ControllerHost] = {}  # client or unit -> the host to which it connects
+        self.claims: list[Claim] = []
         self._starting = 0  # terms that are claimed and have no controller yet
         self._atomic = False  # nothing may happen within a turn
         self._taken_over_at = -math.inf
@@ -106,7 +106,7 @@ class TakeoverCluster(FaultyCluster):
         """See `FaultyCluster.client`."""
         client = super().client(name)
         recent = self.hosts[-2:] if self.clock.now < self._taken_over_at + FOLLOW_SECONDS else self.hosts[-1:]
-        self._known[name] = host = self.network.random.choice(recent)  # its node may not know the next one yet
+        self.known[name] = host = self.network.random.choice(recent)  # its node may not know the next one yet
         if host is not self.current:
             self._use_states(client, host)
             self._let_follow(name)
@@ -215,7 +215,7 @@ class TakeoverCluster(FaultyCluster):
         return connection is not None and self._host_of.get(connection) is self.host
 
     def _connect(self, client: Client, target: Target) -> int:
-        if target == CONTROLLER and self._known[client.name].ended:
+        if target == CONTROLLER and self.known[client.name].ended:
             raise ConnectionRefusedError(f"no controller runs where {client.name} looks for it")
         return super()._connect(client, target)
 
@@ -223,7 +223,7 @@ class TakeoverCluster(FaultyCluster):
         if target != CONTROLLER:
             super()._on_connect(name, target, connection)
             return
-        with self.running(self._host_of.setdefault(connection, self._known[name])):
+        with self.running(self._host_of.setdefault(connection, self.known[name])):
             super()._on_connect(name, target, connection)
 
     def _on_disconnect(self, name: str, target: Target, connection: int) -> None:
@@ -240,7 +240,7 @@ class TakeoverCluster(FaultyCluster):
                 super()._deliver_to_controller(name, connection, envelope)
 
     def _join(self, place: Place) -> None:
-        host = self._known.setdefault(place.name, self.current)
+        host = self.known.setdefault(place.name, self.current)
         if host.ended or place.link is not None:
             return
         with self.running(host):
@@ -315,7 +315,7 @@ class TakeoverCluster(FaultyCluster):
         """Take a snapshot as `Journaling.commit` does, and perhaps stop before the check of the term."""
         turn = self.host.turn
         assert self._journal is not None
-        if turn is not None and self._journal._segment.committed:
+        if turn is not None and self._journal.committed:
             self._snapshot_if_due(turn.records)
             turn.records = 0
             self._point("written")
@@ -323,7 +323,7 @@ class TakeoverCluster(FaultyCluster):
 
     def _bytes_at_half(self, size: int) -> int:
         """Return how many of the bytes of a frame are written before something else happens."""
-        if self._atomic or not (self.host.freeze_at == "half" or self._claims):
+        if self._atomic or not (self.host.freeze_at == "half" or self.claims):
             return 0
         return self.network.random.randint(1, size - 1)
 
@@ -337,10 +337,10 @@ class TakeoverCluster(FaultyCluster):
             self.froze[point] = self.froze.get(point, 0) + 1
             self.freeze()
             raise Frozen
-        claim = draw.choice(self._claims) if self._claims else None
+        claim = draw.choice(self.claims) if self.claims else None
         if claim is not None and draw.random() < claim.chance:
             for _ in range(draw.randint(1, STEPS_IN_A_TURN)):
-                self._step_claim(claim)
+                self.step_claim(claim)
 
     def _burn(self, records: list[AnyRecord], effects: list[core_effects.Effect]) -> None:
         self._atomic = True
@@ -439,7 +439,7 @@ class TakeoverCluster(FaultyCluster):
         draw = self.network.random
         left = draw.randint(0, MAX_STEPS) if dies else None
         claim = Claim(self._terms.claim_in_steps("simulated"), left, draw.choice(STEPS_CHANCES))
-        self._claims.append(claim)
+        self.claims.append(claim)
         self._go_on_claiming(claim)
         self.later(draw.uniform(0, CHECK_SECONDS), partial(self._check_idle, self.current))
 
@@ -447,14 +447,14 @@ class TakeoverCluster(FaultyCluster):
         """Take the next steps of a claim at random times."""
 
         def step() -> None:
-            if claim in self._claims:
-                self._step_claim(claim)
+            if claim in self.claims:
+                self.step_claim(claim)
                 self._go_on_claiming(claim)
 
         self.later(self.network.random.choice([0.0, self.network.random.uniform(0, STEP_SECONDS)]), step)
 
-    def _step_claim(self, claim: Claim) -> None:
-        if claim not in self._claims:
+    def step_claim(self, claim: Claim) -> None:
+        if claim not in self.claims:
             return
         draw = self.network.random
         if claim.left is not None:
@@ -465,17 +465,17 @@ class TakeoverCluster(FaultyCluster):
                 raise StartError("the node that was taking over has died")
             next(claim.steps)
         except StopIteration as end:
-            self._claims.remove(claim)
+            self.claims.remove(claim)
             self._starting += 1
             self.later(draw.uniform(0, STEP_SECONDS), partial(self._take_over, end.value))
         except StartError:
-            self._claims.remove(claim)
+            self.claims.remove(claim)
             self.later(draw.uniform(0, STEP_SECONDS), self._claim_if_needed)
 
     def _claim_if_needed(self) -> None:
         """Let another node take over if the term of the controller has ended, and no node does so."""
         needed = self.current.ended or not self.current.term.is_current()
-        if needed and not self._claims and not self._starting:
+        if needed and not self.claims and not self._starting:
             self.begin_claim()
 
     def _take_over(self, term: Term) -> None:
@@ -502,7 +502,7 @@ class TakeoverCluster(FaultyCluster):
         self._start_controller(before, f"term {term.number}")
         self._end_former(former)
         self._taken_over_at = self.clock.now
-        for name in self._known:
+        for name in self.known:
             self._let_follow(name)
 
     def _end_former(self, former: ControllerHost) -> None:
@@ -516,7 +516,7 @@ class TakeoverCluster(FaultyCluster):
 
     def _check_idle(self, host: ControllerHost) -> None:
         """Let a controller check its term although nothing happens, as `ControllerService.on_deadline` does."""
-        if host.ended or (host is self.current and not self._claims and host.term.is_current()):
+        if host.ended or (host is self.current and not self.claims and host.term.is_current()):
             return
         if not self._reasons(host):
             with self.running(host):
@@ -530,7 +530,7 @@ class TakeoverCluster(FaultyCluster):
 
     def _follow(self, name: str, host: ControllerHost) -> None:
         """Let a client or a unit learn where the controller is."""
-        if self._known[name].number >= host.number:
+        if self.known[name].number >= host.number:
             return
         place = next((place for place in self.places if place.name == name), None)
         if place is not None:
@@ -543,7 +543,7 @@ class TakeoverCluster(FaultyCluster):
     def _follow_with_unit(self, place: Place, host: ControllerHost) -> bool:
         if place.target in self.stopped and not self.crashed(place.target):
             return False
-        self._known[place.name] = host
+        self.known[place.name] = host
         if place.link is not None:
             self._unlink(place, "down")
             if place.number is not None:
@@ -555,15 +555,15 @@ class TakeoverCluster(FaultyCluster):
         """End the connection to the earlier controller, and show the next one that the client is there."""
         if client.frozen:
             return False
-        self._known[client.name] = host
+        self.known[client.name] = host
         if client.dead or client.state.session.closed:
             return True
         self._use_states(client, host)
-        connection = client._connections.get(CONTROLLER)
+        connection = client.connection_to(CONTROLLER)
         if connection is not None:
             self.network.deafen(connection, "down")
             self.network.sever(connection, up=self.network.random.choice([0, 1, None]))
-            client._on_connection_lost(CONTROLLER, connection)
+            client.note_severed(CONTROLLER, connection)
         client.start(controller_moves._ask_for_units())
         return True
 
@@ -580,10 +580,10 @@ class TakeoverCluster(FaultyCluster):
         for host in self.hosts:
             host.freeze_at = ""
             self._wake(host)
-        for claim in list(self._claims):
+        for claim in list(self.claims):
             claim.left = None
-            while claim in self._claims:
-                self._step_claim(claim)
+            while claim in self.claims:
+                self.step_claim(claim)
         self._claim_if_needed()
         for _ in range(MAX_WAITS):
             if all(self._has_followed(place) for place in self.places):

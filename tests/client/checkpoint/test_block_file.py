@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_every_bit_counts(tmp_path):
     path = tmp_path / "a"
     write(path, [(1, 0, 0, 100), (2, 3, 640, 64)])
     whole = path.read_bytes()
-    unread = range(block_file._HEAD.size, block_file.ALIGNMENT)
+    unread = range(struct.calcsize("<8sIIQQI"), block_file.ALIGNMENT)
     for at in set(range(len(whole))) - set(unread):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         with pytest.raises(CheckpointError):

@@ -14,7 +14,6 @@ import torch
 from simulated import Start, rows_of, same
 from store_in_memory import KIND, MemoryStore
 from transfer_queue.client import reader
-from transfer_queue.client.reader import FetchOptions
 from transfer_queue.client.units import Units
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages.queries import Lookup, LookupReply
@@ -87,10 +86,13 @@ def test_what_is_missing_concerns_only_its_own_get(a: Client, b: Client, cluster
     assert [found[at]["y"].item() for at in (0, 2, 3, 4)] == [1.0, 2.0, 1.0, 3.0]
 
 
-def test_a_get_with_a_limit_of_its_own_goes_alone(a: Client) -> None:
-    options = FetchOptions()
-    assert a.operations._gets.call_for(Lookup("p", None, ["k"], None), options, 1.0) is None
-    assert a.operations._gets.call_for(Lookup("p", None, ["k"] * 100, None), options, None) is None
+@pytest.mark.parametrize(("count", "options"), [(1, {"timeout": 1.0}), (100, {})], ids=["a timeout", "many keys"])
+def test_a_get_with_a_limit_of_its_own_goes_alone(
+    a: Client, b: Client, cluster: Cluster, lookups: list[Lookup], count: int, options: dict[str, Any]
+) -> None:
+    fill(b, cluster)
+    get_all(cluster, a, [(["k1"] * count, None)] * 4, **options)
+    assert [len(lookup.keys or ()) for lookup in lookups] == [count] * 4
 
 
 @pytest.fixture

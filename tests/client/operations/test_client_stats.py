@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simulated import Start, numbers
+from simulated import Start, introduce, numbers
 from transfer_queue.client.data.timeline_reader import TimelineReader
-from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline, TimelineReply
+from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.testing import Client, Cluster
 
 
@@ -61,10 +61,10 @@ def test_staleness_is_in_policy_versions(start: Start) -> None:
 def test_replies_to_requests_of_several_threads_are_added_once(start: Start) -> None:
     cluster = start(seed=1)
     a = cluster.client("a")
-    a.call(a.operations._introduce(Introduce("rollout", 0)))
+    introduce(a, "rollout", 0)
     a.put(numbers(2), partition_id="p")
     reader = TimelineReader(lambda: 0.0)
-    tasks = [a.start(reader.read(a.operations._ask, None)) for _ in range(3)]
+    tasks = [a.start(reader.read(a.state.ask, None)) for _ in range(3)]
     cluster.run()
     for task in tasks:
         task.result()
@@ -78,10 +78,10 @@ def test_a_reader_with_a_limit_reads_the_newest_events(start: Start) -> None:
     for number in range(50):
         a.put(numbers(1, number), partition_id="p")
     a.get_meta(["x"], 1, "p", task_name="train")
-    reply = a.call(a.operations._ask(ReadTimeline(seconds=60.0, most=5), TimelineReply, None))
+    reply = a.call(a.state.ask(ReadTimeline(seconds=60.0, most=5), TimelineReply, None))
     assert (reply.position - len(reply.events) // 64, reply.position) == (46, 51)
     assert reply.missed == 0
-    assert a.call(a.operations._ask(ReadTimeline(seconds=60.0, most=500), TimelineReply, None)).events[:8]
+    assert a.call(a.state.ask(ReadTimeline(seconds=60.0, most=500), TimelineReply, None)).events[:8]
 
 
 def test_explain_adds_the_verdict_if_wanted(start: Start) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from simulated import Start, numbers, table
+from simulated import Start, introduce, numbers, table
 from transfer_queue.client.operations.long_waits import with_verdict
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import CapacityError, WaitTimeoutError
+from transfer_queue.messages.locks import LockReply, TakeLock
 from transfer_queue.messages.reports.progress import describe_abandoned, describe_loss
-from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.net.calls import Operation
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.testing import Client, Cluster
@@ -52,7 +52,7 @@ def test_a_fetch_reports_at_doubling_intervals(start: Start, caplog: pytest.LogC
 def test_the_last_line_of_a_report_is_the_verdict(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     cluster = start(seed=1, conf=conf(40))
     a, rollout = cluster.client("a"), cluster.client("rollout")
-    rollout.call(rollout.operations._introduce(Introduce("rollout", 0)))
+    introduce(rollout, "rollout", 0)
     rollout.put(numbers(3), partition_id="p")
     with pytest.raises(WaitTimeoutError):
         a.get_meta(["x"], 4, "p", task_name="train", timeout=100)
@@ -160,7 +160,7 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
         "mean 'full'?).",
     ),
     "lock": (
-        lambda its, seconds: its._take_lock(["key"], "full", seconds, 30.0),
+        lambda its, seconds: its.attachment.ask(TakeLock("full", ["key"], 30.0, seconds), LockReply, None, seconds),
         "A request of pid {pid}, {host} waited 10 s for a lock of 'key' of partition 'full': 'key' is locked for 10 s "
         "by pid {pid}, {host} (token ",
     ),
@@ -177,7 +177,8 @@ def test_each_wait_reports_what_it_waits_for(start: Start, caplog: pytest.LogCap
     for partition in ("full", "stale"):
         holder.put(numbers(2), partition_id=partition)
     holder.want("full", 1, "t")
-    holder.call(holder.operations._take_lock(["key"], "full", 0.0, 1000.0))
+    a.get_partition_list()
+    holder.kv_lock("key", "full", lease=1000.0).__enter__()
     begin, text = WAITS[name]
     waiting = a.start(begin(a.operations, 75.0))
     cluster.wait(lambda: waiting.done)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulated import Start, numbers
+from simulated import Start, introduce, numbers
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.testing import Client, Cluster
@@ -109,7 +109,7 @@ def test_a_pipeline_whose_last_stage_hardly_waits_is_flowing(start: Start) -> No
 def test_a_producer_that_waits_for_group_demand_is_held(start: Start) -> None:
     cluster = start(seed=1)
     train, rollout = cluster.client("train"), cluster.client("rollout")
-    rollout.call(rollout.operations._introduce(Introduce("rollout", 0)))
+    introduce(rollout, "rollout", 0)
     train.create_partition("p")
     train.call(train.operations.want("p", 2, "train"))
 

@@ -481,16 +481,16 @@ def test_the_core_keeps_the_batches_of_an_old_subclass() -> None:
         later = h.put(4)
         second = h.dealt(2, dp_rank=1, batch_index=index)
         assert sorted([*first, *second]) == rows, "the other rank's share was dealt with the first"
-        assert sampler._states["p"]["t"][1][index][0] == second
+        assert sampler.save_checkpoint()["states"]["p"]["t"][1][index][0] == second
         assert h.dealt(2, dp_rank=0, batch_index=index) == first
         with pytest.raises(InvalidArgumentError, match="was dealt with batch_size 2"):
             h.dealt(3, dp_rank=0, batch_index=index)
         h.clear([*rows, *later])
     with pytest.raises(BatchGoneError):
         h.dealt(2, dp_rank=0, batch_index=99)
-    kept = sampler._states["p"]["t"]
-    assert sum(map(len, kept.values())) < 100, "what is gone is forgotten"
-    assert len(sampler._balanced_cache) < 100
+    kept = sampler.save_checkpoint()
+    assert sum(map(len, kept["states"]["p"]["t"].values())) < 100, "what is gone is forgotten"
+    assert len(kept["balanced_cache"]) < 100
 
 
 class Groups(GRPOGroupNSampler):

@@ -25,6 +25,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
 from server_processes import until
+from transfer_queue.attachment import CURRENT
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.data.store_io import StoredBlocks
 from transfer_queue.config.settings import Settings
@@ -206,7 +207,7 @@ def pid_of(server: str) -> int:
         import ray
 
         return int(ray.get(keeper().process.remote(), timeout=SECONDS))
-    system = tq.interface._TQ_CONTROLLER
+    system = CURRENT.system
     assert system is not None
     return int(re.findall(r"up, process (\d+)", Path(system.logs, f"{server}.log").read_text())[-1])
 

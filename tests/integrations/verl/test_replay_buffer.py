@@ -270,6 +270,12 @@ def test_only_changes_are_read(client: Any, spy: Spy) -> None:
 # ---------------------------------------------------------------- a long wait
 
 
+def poll(buffer: Any, reported: float = 0.0) -> float:
+    """Do what verl's `sample` does while it waits. reported: When the wait was reported last. Returns the new time."""
+    buffer._sync_metadata_from_transfer_queue()
+    return float(buffer._wait_for_next_poll("train", reported))
+
+
 def test_a_long_wait_names_the_prompts_that_are_stuck(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     """The prompt that is unchanged for longest comes first, with the client that wrote it last."""
     buffer = made(EventDrivenReplayBuffer, sampler_kwargs={"report_after": 7})
@@ -277,10 +283,9 @@ def test_a_long_wait_names_the_prompts_that_are_stuck(client: Any, caplog: pytes
     set_status("second", "running")
     put_trajectories("second", 2)
     finish("done")
-    buffer._sync_metadata_from_transfer_queue()
     asked = time.time()
     with caplog.at_level(logging.WARNING):
-        reported = buffer._wait_for_next_poll("train", asked - 8)
+        reported = poll(buffer, asked - 8)
     assert reported >= asked
     text = caplog.records[-1].getMessage()
     title, first, second = text.split("\n")
@@ -307,8 +312,7 @@ def test_a_writer_with_a_task_is_named_by_it(client: Any, caplog: pytest.LogCapt
 def test_many_stuck_prompts_are_counted(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     buffer = made(EventDrivenReplayBuffer, sampler_kwargs={"report_after": 1})
     submit([f"p{i}" for i in range(replay_buffer.MAX_PROMPTS + 3)])
-    buffer._sync_metadata_from_transfer_queue()
-    buffer._wait_for_next_poll("train", 0.0)
+    poll(buffer)
     assert "and 3 more unfinished prompts" in caplog.text
     assert "p7: pending" in caplog.text
     assert "p8: pending" not in caplog.text
@@ -318,8 +322,7 @@ def test_a_wait_without_unfinished_prompts_says_so(client: Any, caplog: pytest.L
     buffer = made(EventDrivenReplayBuffer, sampler_kwargs={"report_after": 1})
     submit(["a"])
     finish("a")
-    buffer._sync_metadata_from_transfer_queue()
-    buffer._wait_for_next_poll("train", 0.0)
+    poll(buffer)
     assert "fewer prompts were submitted than the batch needs" in caplog.text
 
 

@@ -182,7 +182,7 @@ def test_foreign_bytes_and_wrong_keys_never_reach_the_service(running: Running) 
             ClientHandshake("client", "c", KEY, version=99).receive(sock.recv(100))
     assert running.service.envelopes == []
     assert running.service.peers == {}
-    until(lambda: not running.server._peers)
+    until(lambda: not running.connections)
 
 
 def test_adopted_connections_are_served_like_others(running: Running) -> None:
@@ -264,7 +264,7 @@ def test_a_thousand_connections_come_and_go(running: Running) -> None:
         held = [pool.connect(session, CONTROLLER, time.monotonic() + 10) for _ in range(100)]
         for connection in held:
             pool.discard(connection)
-    until(lambda: not running.server._peers)
+    until(lambda: not running.connections)
     assert running.server.counters["accepted"] == 1000
 
 

@@ -100,6 +100,11 @@ class Asking:
         self.host = SamplerHost(load, seconds, start_seconds)
         self.host.attach(self.loop, self.answered, self.reads)
 
+    @property
+    def process(self) -> Any:
+        """The process of the sampler."""
+        return self.host._process
+
     def answered(self, number: int, outcome: Any) -> list[Any]:
         self.outcomes.append(outcome)
         return []
@@ -225,7 +230,7 @@ def test_a_call_goes_to_a_new_process_while_the_exit_status_of_the_last_is_not_k
 
 def stopped(asking: Asking) -> subprocess.Popen[bytes]:
     """The process of a sampler, which does not even see that its channel has ended."""
-    process = asking.host._process
+    process = asking.process
     os.kill(process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     return process
@@ -268,7 +273,7 @@ def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
         os.close(reader)
         asking = Asking()
         asking.host.ask(1, SamplerCall("deal", SamplerRequest("p", "t", 1, {"how": "hang"})), Shown("p", total=0))
-        process = asking.host._process
+        process = asking.process
         os.write(writer, str(process.pid).encode())
         os.close(writer)
         time.sleep(1000)
@@ -298,7 +303,7 @@ def test_built_in_samplers_need_no_process() -> None:
 
 # It ends the process of the other tests.
 def test_the_process_of_a_sampler_that_was_replaced_is_gone(asking: Asking, tmp_path: Path) -> None:
-    process = asking.host._process
+    process = asking.process
     service = ControllerService(Controller(CoreConfig(core_sampler(asking.host))), StateFiles(tmp_path))
     service.use_hosts({"": asking.host}, asking.loop)
     service.use_hosts({"": SequentialSampler()}, asking.loop)

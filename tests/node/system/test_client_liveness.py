@@ -107,8 +107,8 @@ def test_a_sweep_checks_a_few_clients(tmp_path: Path) -> None:
     assert (tmp_path / "dead").exists()
     departed.sweep({})
     assert not (tmp_path / "dead").exists()
-    for presence in living:
-        assert is_client_alive(tmp_path, presence._path.name)
+    for number, presence in enumerate(living):
+        assert is_client_alive(tmp_path, f"alive{number}")
         presence.end()
 
 

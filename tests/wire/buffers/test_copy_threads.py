@@ -1,5 +1,6 @@
 """Copies that several threads share, also if they fail, are interrupted, or get no core."""
 
+import _thread
 import threading
 import weakref
 
@@ -60,7 +61,7 @@ def test_all_threads_do_all_of_it_once(threads, nbytes):
 def test_each_thread_has_enough_to_copy(monkeypatch, nbytes, others):
     started = []
     monkeypatch.setattr(copies, "_most", 64)
-    monkeypatch.setattr(copies._thread, "start_new_thread", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *arguments: started.append(arguments))
     run_in_parts(nbytes, nbytes, lambda start, stop: None)
     assert len(started) == others
 
@@ -75,9 +76,7 @@ def test_one_thread_is_the_callers(monkeypatch):
 
 def test_threads_that_get_no_core_are_not_waited_for(threads, monkeypatch):
     begun = []
-    monkeypatch.setattr(
-        copies._thread, "start_new_thread", lambda function, arguments: begun.append((function, arguments))
-    )
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, arguments: begun.append((function, arguments)))
     data = np.random.default_rng(0).integers(0, 256, MANY, dtype=np.uint8)
     destination = np.empty_like(data)
     copy_bytes(destination, data)
@@ -93,7 +92,7 @@ def test_what_starts_no_thread_is_done_by_the_caller(threads, monkeypatch):
     def refuse(function, arguments):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(copies._thread, "start_new_thread", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
     data, destination = np.ones(MANY, np.uint8), np.zeros(MANY, np.uint8)
     copy_bytes(destination, data)
     assert destination.all()
