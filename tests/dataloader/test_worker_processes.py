@@ -92,7 +92,7 @@ def test_rows_of_a_batch_that_are_stored_once_share_memory(
 
 WAYS = [
     {"num_workers": count, "persistent_workers": persistent, "prefetch_factor": ahead}
-    for count, persistent, ahead in [(1, False, None), (3, True, 3), (2, False, 2)]
+    for count, persistent, ahead in [(1, False, None), (2, True, 3), (2, False, 2)]
 ]
 # Their dataset travels pickled, as it does to spawned ones.
 FRESH = [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1, "multiprocessing_context": "forkserver"}]

@@ -254,22 +254,11 @@ def test_one_node_after_the_other_fails_and_nothing_is_lost_with_two_replicas() 
         assert torch.equal(numbers(reader, "after"), torch.arange(100))
 
 
-def test_rows_of_a_lost_node_are_named_where_there_is_one_replica() -> None:
-    with start([1, 1]) as nodes, nodes.client(0) as first, nodes.client(1) as second:
-        put_numbers(first, "here")
-        put_numbers(second, "there")
-        nodes.lose(1)
-        assert torch.equal(numbers(first, "here"), torch.arange(100))
-        with pytest.raises(StorageKeyNotFoundError, match="lost"):
-            numbers(first, "there")
-        put_numbers(first, "there")
-        assert torch.equal(numbers(first, "there"), torch.arange(100))
-
-
 PEM = Path(__file__).parent.parent / "net" / "certificates"
 
 
 def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known_to_be_gone() -> None:
+    """Then its rows are named, because there is one replica, and can be put again."""
     with (
         start([1, 1, 0], arena_bytes=16 << 20) as nodes,
         nodes.client(0) as first,
@@ -280,6 +269,8 @@ def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known
                  for n, client in enumerate((first, second))]  # fmt: skip
         whole = metas[0].concat(metas)
         assert third.get_data(whole)["x"].tolist() == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]
+        put_numbers(first, "here")
+        put_numbers(second, "there")
         dead = nodes.units()["node-1"]
         nodes.kill(1)
         with ThreadPoolExecutor(1) as pool:
@@ -289,6 +280,11 @@ def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known
             with pytest.raises(StorageKeyNotFoundError, match=f"lost with storage unit {dead}"):
                 reading.result(SECONDS)
         assert third.get_data(metas[0])["x"].tolist() == [0, 1, 2, 3, 4]
+        assert torch.equal(numbers(first, "here"), torch.arange(100))
+        with pytest.raises(StorageKeyNotFoundError, match="lost"):
+            numbers(first, "there")
+        put_numbers(first, "there")
+        assert torch.equal(numbers(first, "there"), torch.arange(100))
 
 
 def test_what_crosses_the_network_is_encrypted_where_that_is_asked_for() -> None:

@@ -127,7 +127,14 @@ class Producer:
 
 
 def test_clients_and_units_of_other_nodes_follow_a_controller_whose_node_is_killed(systems: Systems) -> None:
-    """Puts go on during the takeover. No acknowledged one is lost, thanks to its replica; samples are dealt once."""
+    """Puts go on during the takeover. No acknowledged one is lost, thanks to its replica; samples are dealt once.
+
+    No other system can use the folder meanwhile; when the system has been stopped, one of one node continues with it.
+    """
+    with pytest.raises(StartError, match="used by"):
+        start_local(f"{systems.name}-x", systems.config, seat=NodeRole("x", LOOPBACK, 0, system="x"))
+    with pytest.raises(StartError, match="used by another system"):
+        start_local(f"{systems.name}-y", systems.config, seat=NodeRole("y", LOOPBACK, 0, system="y", succeeds=True))
     with TransferQueueClient(systems.remotes[0]) as one, TransferQueueClient(systems.remotes[1]) as other:
         producers = [
             Producer(lambda number: put(one, f"0-{number}")),
@@ -151,6 +158,17 @@ def test_clients_and_units_of_other_nodes_follow_a_controller_whose_node_is_kill
         check(other, acknowledged)
         assert sorted(one.kv_list("p")["p"]) == sorted(acknowledged)
     assert [term.number for term in Terms(systems.folder).list()] == [2]
+    systems.stop()
+    systems.all.clear()
+    alone = start_local(f"{systems.name}-alone", systems.config, timeout=SECONDS)
+    systems.all.append(alone)
+    with TransferQueueClient(alone) as client:
+        assert sorted(client.kv_list("p")["p"]) == sorted(acknowledged)
+        with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit"):
+            check(client, acknowledged[:1])
+        put(client, "b")
+        check(client, ["b"])
+    assert [term.number for term in Terms(systems.folder).list()] == [3]
 
 
 def test_a_frozen_controller_that_wakes_up_answers_nobody_and_ends(without_copies: Systems) -> None:
@@ -199,25 +217,3 @@ def test_a_node_that_does_not_see_the_folder_does_not_take_over(tmp_path: Path) 
             seat=NodeRole("x", LOOPBACK, 0, system="s", succeeds=True),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_system_of_one_node_continues_with_the_folder(systems: Systems) -> None:
-    """Another system cannot use the folder while the first one runs."""
-    with TransferQueueClient(systems.remotes[0]) as client:
-        put(client, "a")
-        with pytest.raises(StartError, match="used by"):
-            start_local(f"{systems.name}-x", systems.config, seat=NodeRole("x", LOOPBACK, 0, system="x"))
-        with pytest.raises(StartError, match="used by another system"):
-            start_local(f"{systems.name}-y", systems.config, seat=NodeRole("y", LOOPBACK, 0, system="y", succeeds=True))
-        check(client, ["a"])
-    systems.stop()
-    systems.all.clear()
-    alone = start_local(f"{systems.name}-alone", systems.config, timeout=SECONDS)
-    systems.all.append(alone)
-    with TransferQueueClient(alone) as client:
-        assert client.kv_list("p")["p"] == {"a": {}}
-        with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit"):
-            check(client, ["a"])
-        put(client, "b")
-        check(client, ["b"])
-    assert [term.number for term in Terms(systems.folder).list()] == [2]
