@@ -541,7 +541,7 @@ class TestPlainLoader:
 
         whole = values(loader())
         assert sorted(whole) == list(range(ROWS))
-        for count in (0, 1, 3, 9):
+        for count in (0, 3, 9):
             first = loader()
             before = values(take(first, count)) if count else []
             state = pickle.dumps(first.state_dict())

@@ -72,6 +72,7 @@ def test_what_has_ended_is_forgotten(systems: Any) -> None:
         tq.kv_list()
     system = systems()
     assert tq.kv_list() == {}
+    tq.close()
     # what init was called for is not changed behind its back: its end is an error, until init is called again
     tq.init({"system": {"name": NAME}})
     system.stop()
