@@ -128,13 +128,6 @@ def place() -> Iterator[Place]:
         yield place
 
 
-@pytest.fixture
-def system(place: Place) -> Iterator[RunningSystem]:
-    system = place.start()
-    yield system
-    system.stop()
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningSystem]:
     """A system for tests that only look at it and send it requests."""
@@ -298,9 +291,13 @@ def test_servers_know_neither_torch_nor_ray(shared: RunningSystem) -> None:
 # ---------------------------------------------------------------- finding
 
 
-def test_finding_by_name_by_folder_and_by_environment(
-    place: Place, system: RunningSystem, monkeypatch: pytest.MonkeyPatch
+def test_threads_that_start_at_once_share_one_system_which_is_found_by_name_by_folder_and_by_environment(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with ThreadPoolExecutor(5) as pool:
+        systems = list(pool.map(lambda _: place.start(), range(5)))
+    assert len({system.description.pid for system in systems}) == 1
+    system = systems[0]
     for found in (find("s"), find(str(system.folder)), place.start()):
         assert (found.folder, found.key, found.owned) == (system.folder, system.key, False)
     assert len(place.processes()) == 3
@@ -313,6 +310,7 @@ def test_finding_by_name_by_folder_and_by_environment(
     monkeypatch.setenv("TQ_ADDRESS", str(system.folder))
     found = find()
     assert ask(found, CreatePartition("p")) == Done(True)
+    system.stop()
 
 
 def report_found(told: duplex.Connection[Any, Any]) -> None:
@@ -349,13 +347,6 @@ def test_simultaneous_starts_give_one_system(place: Place, dead: bool) -> None:
     assert len(list(place.arenas.iterdir())) == 1
     for starter in starters:
         assert starter.end() == 0
-
-
-def test_threads_that_start_at_once_share_one_system(place: Place) -> None:
-    with ThreadPoolExecutor(5) as pool:
-        systems = list(pool.map(lambda _: place.start(), range(5)))
-    assert len({system.description.pid for system in systems}) == 1
-    systems[0].stop()
 
 
 # ---------------------------------------------------------------- strangers

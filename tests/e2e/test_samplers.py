@@ -31,11 +31,11 @@ if __name__ == "__main__":
     import json, torch, transfer_queue as tq
     from tensordict import TensorDict
 
-    samplers = {"class": Again, "instance": Lazily(), "path": "script:Lazily", "path beside": "beside:Again"}
-    tq.init({"system": {"name": "again"}, "controller": {"task_samplers": samplers}})
+    samplers = {"class": Again, "instance": Lazily(), "path": "script:Lazily"}
+    tq.init({"system": {"name": "again"}, "controller": {"sampler": "beside:Again", "task_samplers": samplers}})
     client = tq.get_client()
     client.put(TensorDict({"x": torch.arange(2)}, batch_size=[2]), partition_id="p")
-    for task in samplers:
+    for task in (*samplers, "any other"):
         got = [client.get_meta(["x"], 2, "p", task_name=task).global_indexes for _ in range(2)]
         try:
             client.get_meta(["x"], 1, "p", task_name=task, sampling_config={"fail": True})
