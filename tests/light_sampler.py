@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -35,3 +36,20 @@ class Gated(BaseSampler):
         if config.get("deals"):
             raise RuntimeError(f"{self._states['deals']} deals so far in {os.getpid()}")
         return list(ready_indexes[:batch_size]), list(ready_indexes[:batch_size])
+
+
+class Failing(FirstOnes):
+    """Fails where it is unpickled: in the controller."""
+
+    def __setstate__(self, state: object) -> None:
+        raise ZeroDivisionError("in the user's sampler")
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"x": 1}
+
+
+class Stuck(Failing):
+    """Does not come to an end where it is unpickled."""
+
+    def __setstate__(self, state: object) -> None:
+        threading.Event().wait()

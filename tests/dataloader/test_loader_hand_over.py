@@ -221,7 +221,8 @@ def test_what_was_not_yielded_can_be_claimed(system: Any, seed: int, tmp_path: P
 def iterate(config: Any, partition: str, workers: int, most: int, told: Connection[Any, Any]) -> None:
     """A process that reports items, and hangs with the last one of these."""
     dataset = StreamingDataset(config, BATCH, BATCH, ["x"], partition, "t", 0)
-    for count, (data, _) in enumerate(StreamingDataLoader(dataset, num_workers=workers)):
+    loader = StreamingDataLoader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    for count, (data, _) in enumerate(loader):
         told.send(data["x"].tolist())
         if count + 1 == most:
             signal.pause()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
 import itertools
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def test_rows_of_a_batch_that_are_stored_once_share_memory(
 
 WAYS = [
     {"num_workers": count, "persistent_workers": persistent, "prefetch_factor": ahead}
-    for count, persistent, ahead in [(1, False, None), (2, True, 3), (3, False, 2)]
+    for count, persistent, ahead in [(1, False, None), (2, True, 3), (2, False, 2)]
 ]
 # Their dataset travels pickled, as it does to spawned ones.
 FRESH = [{"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1, "multiprocessing_context": "forkserver"}]
@@ -488,16 +489,25 @@ class TestEnd:
         assert alive == []
 
     def test_a_script_ends_quietly_in_the_middle(self, filled: str) -> None:
-        program = f"""
-import transfer_queue as tq
-loaders = []
-for persistent in (False, True):
-    dataset = tq.StreamingDataset(None, 4, 2, ["x"], {filled!r}, f"t{{persistent}}", 0)
-    loaders.append(iter(tq.StreamingDataLoader(dataset, num_workers=2, persistent_workers=persistent)))
-    print(next(loaders[-1])[0]["x"].tolist())
-"""
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+        done = warm.run_program(leave_loaders, filled)
         assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n" * 2, "")
+
+
+LEFT: list[Any] = []  # loaders that are alive when the interpreter ends
+
+
+def leave_loaders() -> int:
+    """A script that ends as those of an interpreter do, unlike processes of multiprocessing."""
+    warnings.simplefilter("ignore")
+    for persistent in (False, True):
+        dataset = StreamingDataset(None, 4, 2, ["x"], sys.argv[1], f"t{persistent}", 0)
+        loader = StreamingDataLoader(
+            dataset, num_workers=2, persistent_workers=persistent, multiprocessing_context="fork"
+        )
+        LEFT.append(iter(loader))
+        print(next(LEFT[-1])[0]["x"].tolist())
+    ctypes.pythonapi.Py_Exit(0)
+    return 1
 
 
 def load_for_ever(partition: str, method: str, workers: int, pipe: Any) -> None:
@@ -531,7 +541,7 @@ class TestPlainLoader:
 
         whole = values(loader())
         assert sorted(whole) == list(range(ROWS))
-        for count in (0, 1, 3, 9):
+        for count in (0, 3, 9):
             first = loader()
             before = values(take(first, count)) if count else []
             state = pickle.dumps(first.state_dict())

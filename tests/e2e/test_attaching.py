@@ -42,6 +42,25 @@ def systems(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         system.stop()
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[RunningSystem]:
+    """A system that stays: for tests that only attach to it."""
+    system = start_local(f"{NAME}-kept", {"settings": Settings.from_config(None).to_json()})
+    yield system
+    system.stop()
+
+
+@pytest.fixture
+def running(kept: RunningSystem, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningSystem]:
+    """The system that stays, empty, in the environment of a process that is not attached."""
+    monkeypatch.setenv("TQ_SYSTEM", kept.name)
+    yield kept
+    tq.close()
+    for partition in tq.kv_list():
+        tq.get_client().clear_partition(partition)
+    tq.close()
+
+
 def test_what_has_ended_is_forgotten(systems: Any) -> None:
     """The next one under its name is another, also if nothing was called in between."""
     for value in (1, 2):
@@ -52,23 +71,26 @@ def test_what_has_ended_is_forgotten(systems: Any) -> None:
         system.stop()
     with pytest.raises(tq.NotInitializedError, match=r"call tq.init\(\) first"):
         tq.kv_list()
-    assert systems().is_alive()
-    assert tq.kv_list() == {}
-
-
-def test_what_init_was_called_for_is_not_changed_behind_its_back(systems: Any) -> None:
-    """Its end is an error, until `init` is called again."""
     system = systems()
+    assert tq.kv_list() == {}
+    tq.close()
+    # what init was called for is not changed behind its back: its end is an error, until init is called again
     tq.init({"system": {"name": NAME}})
     system.stop()
-    systems()
+    system = systems()
     with pytest.raises((tq.ConnectionLostError, tq.AuthenticationError)):
         tq.kv_list()
-    tq.init({"system": {"name": NAME}})
+    tq.init({"system": {"name": NAME}}, attach="require")
     assert tq.kv_list() == {}
+    # a worker does not start another one: not by init, and not by the KV functions either, which never do
+    system.stop()
+    with pytest.raises(tq.AttachError, match="no system is running"):
+        tq.init(attach="require")
+    with pytest.raises(tq.NotInitializedError):
+        tq.kv_list()
 
 
-WANTED = {"system": {"name": NAME}, "controller": {"polling_mode": True}}
+WANTED = {"system": {"name": f"{NAME}-kept"}, "controller": {"polling_mode": True}}
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -76,25 +98,23 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_call_that_attaches_returns_the_settings_in_force_and_names_those_that_differ(
-    systems: Any, caplog: pytest.LogCaptureFixture
+    running: RunningSystem, caplog: pytest.LogCaptureFixture
 ) -> None:
-    system = systems()
     for _ in range(2):  # the first call attaches, the second is one of a process that is attached
         caplog.clear()
         conf = tq.init(WANTED)
         assert conf.controller.polling_mode is False
-        assert conf.system.folder == str(system.folder)
+        assert conf.system.folder == str(running.folder)
         (said,) = warnings_of(caplog)
         assert "controller.polling_mode: requested true, in force false" in said
-        assert system.describe() in said
+        assert running.describe() in said
         assert "system.name" in said
     caplog.clear()
     assert tq.init() == tq.init({"metrics": {"enabled": False}}) == conf
     assert warnings_of(caplog) == []
 
 
-def test_the_configuration_in_force_equals_every_conf_whose_settings_are_in_force(systems: Any) -> None:
-    systems()
+def test_the_configuration_in_force_equals_every_conf_whose_settings_are_in_force(running: RunningSystem) -> None:
     for conf in ({"controller": {"polling_mode": False}}, {}, WANTED):
         assert (tq.init(conf) == conf) is (conf is not WANTED)
         assert (tq.init(conf) != OmegaConf.create(conf)) is (conf is WANTED)
@@ -116,10 +136,16 @@ def test_the_starter_gets_the_same_settings_from_every_call(caplog: pytest.LogCa
         tq.close()
 
 
-def test_attach_decides_whether_init_starts_or_attaches(systems: Any) -> None:
-    with pytest.raises(tq.AttachError, match=f"no system is running under the name '{NAME}'"):
+def test_attach_decides_whether_init_starts_or_attaches(systems: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument, or TQ_ATTACH if the call has none."""
+    with pytest.raises(tq.AttachError, match=rf"under the name '{NAME}', in the folder /.*{NAME}"):
         tq.init(attach="require")
+    monkeypatch.setenv("TQ_ATTACH", "require")
+    with pytest.raises(tq.AttachError, match=f"no system is running under the name '{NAME}'"):
+        tq.init()
     system = systems()
+    assert tq.init().system.folder == str(system.folder)
+    monkeypatch.delenv("TQ_ATTACH")
     assert tq.init(attach="require").system.folder == str(system.folder)
     for _ in range(2):
         with pytest.raises(tq.StartError, match="attach is 'never'"):
@@ -127,6 +153,9 @@ def test_attach_decides_whether_init_starts_or_attaches(systems: Any) -> None:
         tq.close()
     with pytest.raises(tq.InvalidArgumentError, match=r"attach must be .* got 'perhaps'"):
         tq.init(attach="perhaps")  # type: ignore[arg-type]
+    monkeypatch.setenv("TQ_ATTACH", "often")
+    with pytest.raises(tq.InvalidArgumentError, match="TQ_ATTACH is 'often'; allowed: auto, require or never"):
+        tq.init()
 
 
 def train(name: str, told: Connection[Any, Any]) -> None:
@@ -172,21 +201,19 @@ def checkpoint(attached_by: str, queue: Any, folder: Path, told: Connection[Any,
 
 @pytest.mark.parametrize(("attached_by", "samples"), [("nothing", 1), ("a put", 2), ("a queue", 1)])
 def test_a_process_that_never_called_init_saves_and_loads_checkpoints(
-    systems: Any, tmp_path: Path, attached_by: str, samples: int
+    running: RunningSystem, tmp_path: Path, attached_by: str, samples: int
 ) -> None:
-    systems()
-    tq.init({"system": {"name": NAME}})
+    tq.init()
     tq.kv_put("k", "p", {"x": 1})
     assert told_by(checkpoint, attached_by, tq.Queue("q"), tmp_path / "ck") == (0, {"p": samples})
     assert len(tq.kv_list("p")["p"]) == samples
 
 
 def test_a_process_whose_system_init_has_attached_is_not_initialized_if_its_controller_is_set_to_none(
-    systems: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: RunningSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    systems()
     assert tq.kv_list() == {}
-    tq.init({"system": {"name": NAME}})
+    tq.init()
     with monkeypatch.context() as patched:
         patched.setattr(tq.interface, "_TQ_CONTROLLER", None)
         for call in (tq.save_checkpoint, tq.load_checkpoint):
@@ -241,31 +268,6 @@ def test_init_starts_a_system_while_the_last_process_of_a_killed_one_ends(
     system = CURRENT.system
     assert system.new
     tq.kv_put("k", "p", {"x": 1})
-
-
-def test_the_environment_decides_if_the_call_does_not(systems: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TQ_ATTACH", "require")
-    with pytest.raises(tq.AttachError, match=rf"under the name '{NAME}', in the folder /.*{NAME}"):
-        tq.init()
-    system = systems()
-    assert tq.init().system.folder == str(system.folder)
-    with pytest.raises(tq.StartError, match="attach is 'never'"):
-        tq.init(attach="never")
-    tq.close()
-    monkeypatch.setenv("TQ_ATTACH", "often")
-    with pytest.raises(tq.InvalidArgumentError, match="TQ_ATTACH is 'often'; allowed: auto, require or never"):
-        tq.init()
-
-
-def test_a_worker_whose_system_has_ended_does_not_start_another_one(systems: Any) -> None:
-    """Not by `init`, and not by the KV functions either, which never start one."""
-    system = systems()
-    tq.init(attach="require")
-    system.stop()
-    with pytest.raises(tq.AttachError, match="no system is running"):
-        tq.init(attach="require")
-    with pytest.raises(tq.NotInitializedError):
-        tq.kv_list()
 
 
 def test_with_strict_an_unknown_key_is_an_error_of_init(systems: Any) -> None:

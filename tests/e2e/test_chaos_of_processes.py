@@ -10,7 +10,7 @@ import warm
 
 @pytest.mark.slow
 def test_nothing_is_lost() -> None:
-    done = warm.run_program(chaos.main, "--seconds", "5", "--faults", "15")
+    done = warm.run_program(chaos.main, "--seconds", "2", "--faults", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the ledger holds" in done.stdout
     assert "nothing was left behind" in done.stdout

@@ -38,11 +38,18 @@ def conf(units: int = 1) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def system() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[None]:
     tq.init(conf(2))
     yield
     tq.close()
+
+
+@pytest.fixture
+def system(started: None) -> None:
+    """An empty system: that of the test before, which may have started another one."""
+    for partition in tq.get_client().get_partition_list():
+        tq.get_client().clear_partition(partition)
 
 
 def anew(units: int) -> None:
@@ -58,7 +65,7 @@ def rows(value: int, count: int = 4) -> TensorDict:
 
 def test_saved_under_load(system, tmp_path):
     """While producers replace, clear and put, every saved row has the bytes that its tag tells, in every save."""
-    stop, saves = threading.Event(), 3
+    stop, saves = threading.Event(), 2
 
     def produce(name: str) -> None:
         draw, number = random.Random(name), 0
@@ -80,7 +87,7 @@ def test_saved_under_load(system, tmp_path):
         for each in producing:
             each.result()
     for number in range(saves):
-        anew(1 + number % 3)
+        anew(1 + 2 * number)
         tq.load_checkpoint(tmp_path / str(number))
         tags = tq.kv_list("p").get("p", {})
         for key, tag in tags.items():

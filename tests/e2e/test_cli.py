@@ -205,8 +205,7 @@ def test_a_stopped_process_that_is_left_of_a_system_is_named() -> None:
     finally:
         unit.kill()
         psutil.wait_procs([unit], timeout=60)
-        assert command("start", "--name", name).returncode == 0
-        command("stop", "--name", name)
+        SystemFolder.named(name).sweep()
 
 
 def test_table_of_everything() -> None:

@@ -367,13 +367,22 @@ def test_a_waiting_claim_that_gets_another_row_is_a_problem() -> None:
     assert f"{selftest.WARM_UPS + selftest.WAKEUPS} of" in got.words
 
 
-def test_a_reader_that_ends_is_an_error_with_its_last_words(folder: Path) -> None:
-    nobody = SimpleNamespace(folder=folder / "nobody")
+def test_a_reader_that_ends_is_an_error_with_its_last_words(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "transfer_queue.py").write_text("raise SystemExit('these are the last words')")
+    monkeypatch.syspath_prepend(tmp_path)  # type: ignore[no-untyped-call]
     idle = SimpleNamespace(status=lambda: SimpleNamespace(partitions=[]))
-    with selftest._Reader(nobody) as reader:  # type: ignore[arg-type]
-        with pytest.raises(TransferQueueError, match="no system is running in"):
+    with selftest._Reader(SimpleNamespace(folder=folder)) as reader:  # type: ignore[arg-type]
+        with pytest.raises(TransferQueueError, match="ended with status 1: these are the last words"):
             selftest._await_claim(idle, "wake-ups", reader)  # type: ignore[arg-type]
         assert reader.has_ended()
+
+
+def test_a_reader_without_a_system_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["selftest_reader", str(folder / "nobody")])
+    with pytest.raises(SystemExit, match="no system is running in"):
+        selftest_reader.main()
 
 
 def command(*words: str, folder: Path, temporary: Path) -> subprocess.Popen[str]:

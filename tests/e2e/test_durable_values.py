@@ -93,17 +93,21 @@ def read(count: int = 20) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_every_acknowledged_put_survives_kills_of_everything() -> None:
-    done = warm.run_program(durable_kills.main, "--kills", "4", "--seed", "3")
+    done = warm.run_program(durable_kills.main, "--kills", "2", "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the ledger holds" in done.stdout
     assert "nothing was left behind" in done.stdout
 
 
 def test_the_same_client_goes_on_after_init_has_started_the_system_again(lasting: Lasting) -> None:
+    """Also if the journal is torn in its last write, which is cut off."""
     tq.init(lasting.conf())
     values, client = put(), tq.get_client()
     meta = client.get_meta(["x"], 4, "p", task_name="t", lease=SECONDS)
     kill_all()
+    segment = max(lasting.folder.glob("segment-*"))
+    content = segment.read_bytes()
+    segment.write_bytes(content + content[content.rindex(MARKER) :][:60])
     tq.init(lasting.conf())
     assert tq.get_client() is client
     assert torch.equal(read(), values)
@@ -113,9 +117,11 @@ def test_the_same_client_goes_on_after_init_has_started_the_system_again(lasting
     assert client.status().partitions[0].fields[0].lost == 0
 
 
-def test_a_client_that_waits_is_answered_by_the_system_that_another_process_starts(lasting: Lasting) -> None:
+def test_a_process_that_attached_without_init_keeps_its_client_and_is_answered_by_the_system_that_another_one_starts(
+    lasting: Lasting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command("start", "--name", NAME, *lasting.words())
-    tq.init({"system": {"name": NAME}}, attach="require")
+    monkeypatch.setenv("TQ_SYSTEM", NAME)
     values, client = put(), tq.get_client()
     client.get_meta(["x"], 20, "p", task_name="t")
     with ThreadPoolExecutor(1) as pool:
@@ -125,18 +131,6 @@ def test_a_client_that_waits_is_answered_by_the_system_that_another_process_star
         assert done.returncode == 0, done.stderr
         tq.kv_put("late", "p", {"x": values[0]})
         assert len(waiting.result(SECONDS)) == 1
-    assert torch.equal(read(), values)
-    assert command("stop", "--name", NAME).returncode == 0
-
-
-def test_a_process_that_attached_without_init_keeps_its_client(
-    lasting: Lasting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command("start", "--name", NAME, *lasting.words())
-    monkeypatch.setenv("TQ_SYSTEM", NAME)
-    values, client = put(), tq.get_client()
-    kill_all()
-    command("start", "--name", NAME, *lasting.words())
     assert torch.equal(read(), values)
     assert tq.get_client() is client
     assert command("stop", "--name", NAME).returncode == 0
@@ -182,20 +176,6 @@ def test_values_on_a_disk_tier_survive_too(lasting: Lasting) -> None:
     assert any(unit.tier == "disk" and unit.leased for unit in tq.get_client().status().units)
 
 
-def test_a_journal_that_is_torn_at_any_point_of_its_last_write_is_cut_there(lasting: Lasting) -> None:
-    tq.init(lasting.conf())
-    values = put()
-    for position in (1, 4, 12, 23, 24, 60):  # of the frame: within the marker, the number, the length, the body
-        kill_all()
-        segment = max(lasting.folder.glob("segment-*"))
-        content = segment.read_bytes()
-        segment.write_bytes(content + content[content.rindex(MARKER) :][:position])
-        tq.init(lasting.conf())
-        assert torch.equal(read(), values)
-        tq.kv_put(f"after-{position}", "p", {"x": values[0]})
-    assert len(tq.kv_list("p")["p"]) == 26
-
-
 # ---------------------------------------------------------------- what is refused, and what is gone
 
 
@@ -211,23 +191,18 @@ def refused(lasting: Lasting, **sections: Any) -> str:
     return str(error.value)
 
 
-def test_arenas_that_are_gone_are_reported_in_words_and_their_values_as_lost(
-    lasting: Lasting, caplog: pytest.LogCaptureFixture
+def test_what_cannot_be_continued_is_refused_with_the_reason_and_continues_when_it_is_repaired(
+    lasting: Lasting,
 ) -> None:
     begin_and_stop(lasting)
-    shutil.rmtree(lasting.identity.arenas)
-    tq.init(lasting.conf())
-    assert f"the values that the durable folder {lasting.folder} kept in {lasting.identity.arenas} are lost" in (
-        caplog.text
-    )
-    field = tq.get_client().status().partitions[0].fields[0]
-    assert (field.produced, field.lost) == (0, 20)
-    values = put()
-    assert torch.equal(read(), values)
-
-
-def test_an_arena_file_that_is_missing_or_has_another_size_is_named(lasting: Lasting) -> None:
-    begin_and_stop(lasting)
+    said = refused(lasting, durability={"folder": str(lasting.folder)})
+    assert f"keeps the values of the system {NAME!r}" in said
+    assert "set durability.values to processes" in said
+    segment = max(lasting.folder.glob("segment-*"))
+    written = segment.read_bytes()
+    segment.write_bytes(written[:7] + b"\x09" + written[8:])
+    assert "another release wrote it, in version 9, but this release reads version 1" in refused(lasting)
+    segment.write_bytes(written)
     moved = lasting.root / "moved"
     shutil.move(lasting.arena / "generations", moved)
     said = refused(lasting)
@@ -239,28 +214,22 @@ def test_an_arena_file_that_is_missing_or_has_another_size_is_named(lasting: Las
     shutil.move(moved, lasting.arena / "generations")
     tq.init(lasting.conf())
     assert len(read()) == 20
-    tq.close()
-    shutil.rmtree(lasting.arena)
-    tq.init(lasting.conf())
-    assert tq.get_client().status().partitions[0].fields[0].lost == 20
 
 
-def test_a_system_without_durable_values_refuses_a_folder_with_values(lasting: Lasting) -> None:
+def test_arenas_that_are_gone_are_reported_in_words_and_their_values_as_lost(
+    lasting: Lasting, caplog: pytest.LogCaptureFixture
+) -> None:
     begin_and_stop(lasting)
-    said = refused(lasting, durability={"folder": str(lasting.folder)})
-    assert f"keeps the values of the system {NAME!r}" in said
-    assert "set durability.values to processes" in said
-
-
-def test_the_journal_of_another_release_is_refused(lasting: Lasting) -> None:
-    begin_and_stop(lasting)
-    segment = max(lasting.folder.glob("segment-*"))
-    written = segment.read_bytes()
-    segment.write_bytes(written[:7] + b"\x09" + written[8:])
-    assert "another release wrote it, in version 9, but this release reads version 1" in refused(lasting)
-    segment.write_bytes(written)
-    tq.init(lasting.conf())
-    assert len(read()) == 20
+    for gone in (lasting.arena, Path(lasting.identity.arenas)):
+        shutil.rmtree(gone)
+        tq.init(lasting.conf())
+        words = f"the values that the durable folder {lasting.folder} kept in {gone} are lost"
+        assert (words in caplog.text) == (gone != lasting.arena)
+        field = tq.get_client().status().partitions[0].fields[0]
+        assert (field.produced, field.lost) == (0, 20)
+        values = put()
+        assert torch.equal(read(), values)
+        tq.close()
 
 
 # ---------------------------------------------------------------- list, adopt, discard
@@ -363,20 +332,21 @@ def start_and_wait(conf: dict[str, Any]) -> None:
     signal.pause()
 
 
-@pytest.mark.parametrize("file", ["lock", "identity.json", "arenas", "unit-0/arena"])
-def test_what_a_killed_start_leaves_does_not_prevent_the_next_one(lasting: Lasting, file: str) -> None:
-    program = warm.process(start_and_wait, lasting.conf())
-    program.start()
-    starter = psutil.Process(program.pid)
+def test_what_killed_starts_leave_does_not_prevent_the_next_one(lasting: Lasting) -> None:
+    """Each gets farther than the one before."""
 
-    def is_made() -> bool:
-        if file in ("lock", "key", "identity.json"):
+    def is_made(file: str) -> bool:
+        if file in ("lock", "identity.json"):
             return (lasting.folder / file).exists()
         identity = lasting.durable.identity()
         return identity is not None and (Path(identity.arenas) / file.replace("arenas", "")).exists()
 
-    until(is_made)
-    kill_together([starter, *starter.children(recursive=True)])
-    program.join()
+    for file in ("lock", "identity.json", "arenas", "unit-0/arena"):
+        program = warm.process(start_and_wait, lasting.conf())
+        program.start()
+        starter = psutil.Process(program.pid)
+        until(lambda file=file: is_made(file))
+        kill_together([starter, *starter.children(recursive=True)])
+        program.join()
     tq.init(lasting.conf())
     assert torch.equal(put(), read())

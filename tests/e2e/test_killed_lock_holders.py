@@ -23,7 +23,7 @@ LEASE = 600.0
 LONG = 100.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config() -> Iterator[Any]:
     tq.close()
     yield tq.init()
@@ -50,7 +50,7 @@ def count(config: Any, times: int | None, told: Connection) -> None:
     while times is None or done < times:
         done += 1
         told.send(("begin", done))
-        tq.kv_update("counter", "p", "n", lambda old: {"n": old["n"] + 1}, empty={"n": torch.tensor(0)})
+        tq.kv_update("counter", "counts", "n", lambda old: {"n": old["n"] + 1}, empty={"n": torch.tensor(0)})
         told.send(("end", done))
     os._exit(0)
 
@@ -137,6 +137,6 @@ def test_increments_of_killed_processes_happen_at_most_once(config: Any) -> None
         other.join()
         assert other.exitcode == 0
     begun, ended = said.count("begin"), said.count("end")
-    total = int(tq.kv_batch_get("counter", "p")["n"])
+    total = int(tq.kv_batch_get("counter", "counts")["n"])
     assert ended <= total <= begun
     assert ended >= 2 * 5 + 2 * 20

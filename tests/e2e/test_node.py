@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 import uuid
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import connection as duplex
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ import msgspec
 import psutil
 import pytest
 
+import light_sampler
+import warm
 from leftovers import descriptors, opened_for, processes_of
 from server_processes import kill_all, until
 from transfer_queue.config.settings import Settings
@@ -126,13 +128,6 @@ def place() -> Iterator[Place]:
         yield place
 
 
-@pytest.fixture
-def system(place: Place) -> Iterator[RunningSystem]:
-    system = place.start()
-    yield system
-    system.stop()
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningSystem]:
     """A system for tests that only look at it and send it requests."""
@@ -206,6 +201,33 @@ class Starter:
         return self.process.returncode
 
 
+def start_and_hold(config: dict[str, Any], options: dict[str, Any], told: duplex.Connection[Any, Any]) -> None:
+    system = start_local("s", config, **options)
+    told.send({"pid": system.description.pid, "owned": system.owned, "address": os.environ.get("TQ_ADDRESS")})
+    with contextlib.suppress(EOFError):
+        told.recv()
+
+
+class ForkedStarter:
+    """A process of the fork server that starts a system: for tests to which a new interpreter shows nothing more."""
+
+    def __init__(self, place: Place, **options: Any) -> None:
+        self.process, self.pipe = warm.reporting(start_and_hold, place.config(), options, duplex=True)
+
+    def said(self) -> dict[str, Any]:
+        return dict(self.pipe.recv())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+    def end(self) -> int | None:
+        self.pipe.close()
+        self.process.join(SECONDS)
+        code: int | None = self.process.exitcode
+        return code
+
+
 # ---------------------------------------------------------------- a life
 
 
@@ -269,9 +291,13 @@ def test_servers_know_neither_torch_nor_ray(shared: RunningSystem) -> None:
 # ---------------------------------------------------------------- finding
 
 
-def test_finding_by_name_by_folder_and_by_environment(
-    place: Place, system: RunningSystem, monkeypatch: pytest.MonkeyPatch
+def test_threads_that_start_at_once_share_one_system_which_is_found_by_name_by_folder_and_by_environment(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with ThreadPoolExecutor(5) as pool:
+        systems = list(pool.map(lambda _: place.start(), range(5)))
+    assert len({system.description.pid for system in systems}) == 1
+    system = systems[0]
     for found in (find("s"), find(str(system.folder)), place.start()):
         assert (found.folder, found.key, found.owned) == (system.folder, system.key, False)
     assert len(place.processes()) == 3
@@ -284,28 +310,25 @@ def test_finding_by_name_by_folder_and_by_environment(
     monkeypatch.setenv("TQ_ADDRESS", str(system.folder))
     found = find()
     assert ask(found, CreatePartition("p")) == Done(True)
-
-
-def test_the_address_is_in_the_starters_environment_while_it_runs(place: Place) -> None:
-    environment = {"OTHER": "1"}
-    system = place.start(environment=environment)
-    assert environment == {"OTHER": "1", "TQ_ADDRESS": str(system.folder)}
-    place.start(environment={})
     system.stop()
-    assert environment == {"OTHER": "1"}
 
 
-def test_children_of_the_starter_attach_by_environment(place: Place) -> None:
-    script = STARTER + textwrap.dedent("""
-        import subprocess
-        code = "from transfer_queue.node.system.launcher import find; print(find().name)"
-        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        print(json.dumps({"child": child.stdout}))
-    """)
-    starter = Starter(place, script, name="odd-name")
-    assert starter.said()["address"] == str(place.runtime / "odd-name")
-    assert starter.said()["child"] == "odd-name\n"
-    assert starter.end() == 0
+def report_found(told: duplex.Connection[Any, Any]) -> None:
+    found = find()
+    told.send(found and found.name)
+
+
+def test_the_address_is_in_the_starters_environment_and_its_childrens_while_it_runs(place: Place) -> None:
+    before = dict(os.environ)
+    system = place.start("odd-name", environment=os.environ)
+    assert os.environ == {**before, "TQ_ADDRESS": str(place.runtime / "odd-name")}
+    place.start("odd-name", environment={})
+    child, told = warm.reporting(report_found)
+    with told:
+        assert told.recv() == "odd-name"
+    child.join(SECONDS)
+    system.stop()
+    assert os.environ == before
 
 
 @pytest.mark.parametrize("dead", [False, True])
@@ -316,7 +339,7 @@ def test_simultaneous_starts_give_one_system(place: Place, dead: bool) -> None:
         assert (place.runtime / "s" / "controller.sock").exists()
         assert list(place.arenas.iterdir())
         assert find("s") is None
-    starters = [Starter(place) for _ in range(4)]
+    starters = [ForkedStarter(place) for _ in range(4)]
     said = [starter.said() for starter in starters]
     assert len({one["pid"] for one in said}) == 1
     assert sorted(one["owned"] for one in said) == [False] * 3 + [True]
@@ -324,13 +347,6 @@ def test_simultaneous_starts_give_one_system(place: Place, dead: bool) -> None:
     assert len(list(place.arenas.iterdir())) == 1
     for starter in starters:
         assert starter.end() == 0
-
-
-def test_threads_that_start_at_once_share_one_system(place: Place) -> None:
-    with ThreadPoolExecutor(5) as pool:
-        systems = list(pool.map(lambda _: place.start(), range(5)))
-    assert len({system.description.pid for system in systems}) == 1
-    systems[0].stop()
 
 
 # ---------------------------------------------------------------- strangers
@@ -430,27 +446,21 @@ def test_a_starter_that_ends_takes_its_system_along(
 
 def test_a_starter_killed_in_the_middle_of_a_start(place: Place) -> None:
     for delay in (0.0, 0.1):
-        starter = Starter(place)
+        starter = ForkedStarter(place)
         until(lambda: files_in(place.runtime))
-        starter.process.poll()
-        threading.Timer(delay, starter.process.kill).run()
-        starter.process.communicate()
+        threading.Timer(delay, starter.kill).run()
         until(lambda: not place.processes(), place.story)
         place.start().stop()
         assert place.is_empty(), place.story()
 
 
-HEIRS = STARTER.replace("environment=os.environ)", "heirs=100.0)")
-
-
 def test_an_heir_takes_the_place_of_a_killed_starter(place: Place) -> None:
     """The servers go on; then the heir's end is theirs, where no other heir comes."""
-    starter = Starter(place, HEIRS + WAIT)
+    starter = ForkedStarter(place, heirs=100.0)
     starter.said()
     found = find("s")
     assert ask(found, CreatePartition("p")) == Done(True)
-    starter.process.kill()
-    starter.process.communicate()
+    starter.kill()
     heir = replace_supervisor("s")
     assert heir.owned
     log = heir.logs / "supervisor.log"
@@ -461,10 +471,9 @@ def test_an_heir_takes_the_place_of_a_killed_starter(place: Place) -> None:
 
 
 def test_without_an_heir_in_time_a_system_ends(place: Place) -> None:
-    starter = Starter(place, HEIRS.replace("heirs=100.0", "heirs=0.2") + WAIT)
+    starter = ForkedStarter(place, heirs=0.2)
     starter.said()
-    starter.process.kill()
-    starter.process.communicate()
+    starter.kill()
     until(place.is_empty, place.story)
 
 
@@ -551,7 +560,7 @@ def test_a_supervisor_that_does_not_end_is_killed(place: Place, caplog: pytest.L
 
 
 def test_a_detached_system_outlives_its_starter(place: Place) -> None:
-    starter = Starter(place, STARTER.replace("environment=os.environ", "detached=True"))
+    starter = ForkedStarter(place, detached=True)
     said = starter.said()
     assert not said["owned"]
     assert said["address"] is None
@@ -605,32 +614,14 @@ def test_a_setting_that_cannot_be_used_is_named_without_a_traceback(
     assert place.is_empty(), place.story()
 
 
-class FailingSampler:
-    """Fails where it is unpickled: in the controller."""
-
-    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
-        return [], []
-
-    def __setstate__(self, state: object) -> None:
-        raise ZeroDivisionError("in the user's sampler")
-
-    def __getstate__(self) -> dict[str, int]:
-        return {"x": 1}
-
-
-class StuckSampler(FailingSampler):
-    def __setstate__(self, state: object) -> None:
-        threading.Event().wait()
-
-
 def test_an_error_of_the_users_sampler_reaches_the_caller(place: Place) -> None:
     with pytest.raises(StartError, match=r"(?s)Traceback.*ZeroDivisionError: in the user's sampler"):
-        place.start(samplers={"": FailingSampler()})
+        place.start(samplers={"": light_sampler.Failing()})
 
 
 def test_a_start_that_takes_too_long_ends_with_the_reason(place: Place) -> None:
     with pytest.raises(StartError, match=r"the controller was not up within [01]\.\d s"):
-        start_local("s", place.config(), samplers={"": StuckSampler()}, timeout=1.0)
+        start_local("s", place.config(), samplers={"": light_sampler.Stuck()}, timeout=1.0)
     assert place.is_empty(), place.story()
 
 
@@ -642,13 +633,13 @@ def test_an_interrupted_start_leaves_nothing(place: Place) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        place.start(samplers={"": StuckSampler()})
+        place.start(samplers={"": light_sampler.Stuck()})
     thread.join()
     assert place.is_empty(), place.story()
 
 
 def test_a_sampler_that_cannot_be_pickled_is_said_to_be_one(place: Place) -> None:
-    sampler = FailingSampler()
+    sampler = light_sampler.Failing()
     sampler.__dict__["lock"] = threading.Lock()
     sampler.__class__.__getstate__, kept = lambda self: self.__dict__, sampler.__class__.__getstate__  # type: ignore[method-assign]
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from local_nodes import SECONDS, Nodes, held_processes
+from server_processes import until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.errors import StorageKeyNotFoundError
@@ -219,13 +219,10 @@ def test_a_unit_of_another_node_may_be_killed_while_it_starts(three: Nodes) -> N
         meta = client.put(mixed(20), partition_id="killed")
         supervisor = psutil.Process(three.systems[1].description.pid)
         killed: set[int] = set()
-        deadline = time.monotonic() + 60.0
-        while len(killed) < 6:
-            assert time.monotonic() < deadline, "the supervisor does not try again"
-            for child in supervisor.children():
-                if child.pid not in killed:
-                    child.kill()
-                    killed.add(child.pid)
+        for _ in range(3):
+            (child,) = until(lambda: [child for child in supervisor.children() if child.pid not in killed])
+            child.kill()
+            killed.add(child.pid)
         same(other.get_data(meta), mixed(20))
         client.put(mixed(20), partition_id="killed")
         client.clear_partition("killed")
@@ -250,31 +247,18 @@ def test_one_node_after_the_other_fails_and_nothing_is_lost_with_two_replicas() 
         meta = writer.put(data, partition_id="p")
         nodes.lose(1)
         assert equal(reader.get_data(meta)["x"], data["x"])
-        limit = time.monotonic() + SECONDS
-        while reader.status().partitions[0].stored["memory"] < 2 * (8 << 20):  # every copy counts
-            assert time.monotonic() < limit
+        until(lambda: reader.status().partitions[0].stored["memory"] >= 2 * (8 << 20))  # every copy counts
         nodes.lose(2)
         assert equal(reader.get_data(meta)["x"], data["x"])
         put_numbers(reader, "after")
         assert torch.equal(numbers(reader, "after"), torch.arange(100))
 
 
-def test_rows_of_a_lost_node_are_named_where_there_is_one_replica() -> None:
-    with start([1, 1]) as nodes, nodes.client(0) as first, nodes.client(1) as second:
-        put_numbers(first, "here")
-        put_numbers(second, "there")
-        nodes.lose(1)
-        assert torch.equal(numbers(first, "here"), torch.arange(100))
-        with pytest.raises(StorageKeyNotFoundError, match="lost"):
-            numbers(first, "there")
-        put_numbers(first, "there")
-        assert torch.equal(numbers(first, "there"), torch.arange(100))
-
-
 PEM = Path(__file__).parent.parent / "net" / "certificates"
 
 
 def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known_to_be_gone() -> None:
+    """Then its rows are named, because there is one replica, and can be put again."""
     with (
         start([1, 1, 0], arena_bytes=16 << 20) as nodes,
         nodes.client(0) as first,
@@ -285,17 +269,22 @@ def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known
                  for n, client in enumerate((first, second))]  # fmt: skip
         whole = metas[0].concat(metas)
         assert third.get_data(whole)["x"].tolist() == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]
+        put_numbers(first, "here")
+        put_numbers(second, "there")
         dead = nodes.units()["node-1"]
         nodes.kill(1)
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(third.get_data, whole)
-            limit = time.monotonic() + SECONDS
-            while dead not in third.storage_manager.units.unreachable:
-                assert time.monotonic() < limit
+            until(lambda: dead in third.storage_manager.units.unreachable)
             nodes.report_gone(1)
             with pytest.raises(StorageKeyNotFoundError, match=f"lost with storage unit {dead}"):
                 reading.result(SECONDS)
         assert third.get_data(metas[0])["x"].tolist() == [0, 1, 2, 3, 4]
+        assert torch.equal(numbers(first, "here"), torch.arange(100))
+        with pytest.raises(StorageKeyNotFoundError, match="lost"):
+            numbers(first, "there")
+        put_numbers(first, "there")
+        assert torch.equal(numbers(first, "there"), torch.arange(100))
 
 
 def test_what_crosses_the_network_is_encrypted_where_that_is_asked_for() -> None:

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,30 +145,6 @@ def recorded(journal: Path) -> int:
     return sum(path.stat().st_size for path in journal.glob("segment-*"))
 
 
-def test_a_claim_that_waits_notices_nothing_but_keeps_its_deadline() -> None:
-    with started("waits"):
-        client = tq.get_client()
-        tq.kv_put("a", "p", {"y": torch.tensor(1)})
-        waits, got = in_thread(lambda: client.get_meta(["x"], 2, "p", task_name="t", timeout=SECONDS))
-        begun = time.monotonic()
-        ends, error = in_thread(lambda: client.get_meta(["never"], 1, "p", task_name="t", timeout=2.0))
-        subscription = client.wait_for_change("p", timeout=SECONDS)
-        watches, change = in_thread(lambda: client.wait_for_change("p", since=subscription.version, timeout=SECONDS))
-        waiting = lambda: sum(task.waiting for p in client.status().partitions for task in p.tasks)  # noqa: E731
-        until(lambda: waiting() == 2)
-        kill()
-        until(lambda: waiting() == 2 or bool(error))
-        ends.join(SECONDS)
-        assert isinstance(error[0], tq.WaitTimeoutError)
-        assert 2.0 <= time.monotonic() - begun < 2.0 + 15, "not its whole wait anew"
-        assert "never" in str(error[0])
-        client.put(values(2), partition_id="p")
-        for thread in (waits, watches):
-            thread.join(SECONDS)
-        assert got[0].size == 2
-        assert change[0].changed
-
-
 def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
     """No other system may write there; a later one goes on, though what the units held is gone."""
     tq.close()
@@ -215,29 +191,6 @@ def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytes
     assert "is damaged at byte" in caplog.text, "told at the close"
 
 
-@pytest.mark.parametrize("name", ["controller", "unit-0"])
-def test_kills_while_a_server_starts_do_not_end_the_system(name: str) -> None:
-    with started("starting"):
-        client = tq.get_client()
-        meta = client.put(values(4), partition_id="p")
-        system = CURRENT.system
-        supervisor = psutil.Process(system.description.pid)
-        others = {child.pid for child in supervisor.children()}
-        kill(name)
-        for _ in range(6):
-            until(lambda: bool({child.pid for child in supervisor.children()} - others))
-            (again,) = [child for child in supervisor.children() if child.pid not in others]
-            again.kill()
-            others.add(again.pid)
-        client.put(values(4), partition_id="p")
-        assert client.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
-        # A client needs no unit to write into the space that it has leased and to read its files, so the unit may
-        # still be starting here.
-        until(lambda: f"the {name}: it is up again" in (system.logs / "supervisor.log").read_text())
-        kill(name)
-        assert client.get_data(client.put(values(4), partition_id="p"))["x"].tolist() == [0, 1, 2, 3]
-
-
 def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() -> None:
     """The lifeline of a controller that was forked anew is the same."""
     with started("orphans"):
@@ -254,17 +207,73 @@ def test_a_supervisor_that_is_killed_takes_a_controller_that_restarts_along() ->
         until(lambda: not Path(system.folder).exists())
 
 
-def test_a_unit_that_is_asked_to_free_as_soon_as_it_registers() -> None:
+# ---------------------------------------------------------------- a system for several tests
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[None]:
+    """A system for tests that kill its servers, and leave it with all of them."""
+    with started("restarts"):
+        yield
+
+
+def test_a_claim_that_waits_notices_nothing_but_keeps_its_deadline(system: None) -> None:
+    client = tq.get_client()
+    tq.kv_put("a", "claims", {"y": torch.tensor(1)})
+    waits, got = in_thread(lambda: client.get_meta(["x"], 2, "claims", task_name="t", timeout=SECONDS))
+    begun = time.monotonic()
+    ends, error = in_thread(lambda: client.get_meta(["never"], 1, "claims", task_name="t", timeout=2.0))
+    subscription = client.wait_for_change("claims", timeout=SECONDS)
+    watches, change = in_thread(lambda: client.wait_for_change("claims", since=subscription.version, timeout=SECONDS))
+    waiting = lambda: sum(task.waiting for p in client.status().partitions for task in p.tasks)  # noqa: E731
+    until(lambda: waiting() == 2)
+    kill()
+    until(lambda: waiting() == 2 or bool(error))
+    ends.join(SECONDS)
+    assert isinstance(error[0], tq.WaitTimeoutError)
+    assert 2.0 <= time.monotonic() - begun < 2.0 + 15, "not its whole wait anew"
+    assert "never" in str(error[0])
+    client.put(values(2), partition_id="claims")
+    for thread in (waits, watches):
+        thread.join(SECONDS)
+    assert got[0].size == 2
+    assert change[0].changed
+
+
+def test_a_unit_that_is_asked_to_free_as_soon_as_it_registers(system: None) -> None:
     """It was killed before it could free; the controller says it again together with the answer to the registration."""
-    with started("frees"):
-        client = tq.get_client()
-        large = TensorDict({"x": torch.zeros(1, 1 << 20, dtype=torch.int64)}, batch_size=[1])
-        meta = client.put(large, partition_id="p")
-        unit = living_server("unit-0")
-        unit.suspend()
-        client.clear_samples(meta)
-        unit.kill()
-        until(lambda: living_server("unit-0") not in (None, unit))
-        kept = client.put(large, partition_id="p", timeout=SECONDS)
-        assert client.get_data(kept)["x"].size(0) == 1
-        assert "cannot start" not in (CURRENT.system.logs / "unit-0.log").read_text()
+    client = tq.get_client()
+    large = TensorDict({"x": torch.zeros(1, 1 << 20, dtype=torch.int64)}, batch_size=[1])
+    meta = client.put(large, partition_id="frees")
+    unit = living_server("unit-0")
+    unit.suspend()
+    client.clear_samples(meta)
+    unit.kill()
+    until(lambda: living_server("unit-0") not in (None, unit))
+    kept = client.put(large, partition_id="frees", timeout=SECONDS)
+    assert client.get_data(kept)["x"].size(0) == 1
+    assert "cannot start" not in (CURRENT.system.logs / "unit-0.log").read_text()
+
+
+def test_kills_while_a_server_starts_do_not_end_the_system(system: None) -> None:
+    client = tq.get_client()
+    supervisor = psutil.Process(CURRENT.system.description.pid)
+    log = CURRENT.system.logs / "supervisor.log"
+    for name in ("controller", "unit-0"):
+        meta = client.put(values(4), partition_id="starting")
+        others = {child.pid for child in supervisor.children()}
+        words = f"the {name}: it is up again"
+        before = log.read_text().count(words)
+        kill(name)
+        for _ in range(3):
+            (again,) = until(lambda others=others: [c for c in supervisor.children() if c.pid not in others])
+            again.kill()
+            others.add(again.pid)
+        client.put(values(4), partition_id="starting")
+        assert client.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
+        # A client needs no unit to write into the space that it has leased and to read its files, so the unit may
+        # still be starting here.
+        until(lambda words=words, before=before: log.read_text().count(words) > before)
+        kill(name)
+        assert client.get_data(client.put(values(4), partition_id="starting"))["x"].tolist() == [0, 1, 2, 3]
+        until(lambda name=name: living_server(name))

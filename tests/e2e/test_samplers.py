@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+
+import pytest
+
+import warm
 
 # In a module that imports no torch, because each controller imports it.
 CLASSES = """
@@ -28,30 +31,36 @@ if __name__ == "__main__":
     import json, torch, transfer_queue as tq
     from tensordict import TensorDict
 
-    for sampler in (Again, Lazily(), "script:Lazily", "beside:Again"):
-        tq.init({"system": {"name": "again"}, "controller": {"sampler": sampler}})
-        client = tq.get_client()
-        client.put(TensorDict({"x": torch.arange(2)}, batch_size=[2]), partition_id="p")
-        got = [client.get_meta(["x"], 2, "p", task_name="t").global_indexes for _ in range(2)]
+    samplers = {"class": Again, "instance": Lazily(), "path": "script:Lazily"}
+    tq.init({"system": {"name": "again"}, "controller": {"sampler": "beside:Again", "task_samplers": samplers}})
+    client = tq.get_client()
+    client.put(TensorDict({"x": torch.arange(2)}, batch_size=[2]), partition_id="p")
+    for task in (*samplers, "any other"):
+        got = [client.get_meta(["x"], 2, "p", task_name=task).global_indexes for _ in range(2)]
         try:
-            client.get_meta(["x"], 1, "p", task_name="t", sampling_config={"fail": True})
+            client.get_meta(["x"], 1, "p", task_name=task, sampling_config={"fail": True})
         except tq.SamplerError as error:
             print(json.dumps([got, str(error)]))
-        tq.close()
+    tq.close()
 """
 
 
-def test_a_users_sampler(tmp_path: Path) -> None:
+def run_script() -> int:
+    """Run the script that the first argument names, as Python does."""
+    sys.path.insert(0, str(Path(sys.argv[1]).parent))
+    runpy.run_path(sys.argv[1], run_name="__main__")
+    return 0
+
+
+def test_a_users_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By class, instance and import path; a list or lazily; rows that stay ready; its error with its traceback.
 
     The controller finds what the script could import: the module of the script, and one beside it.
     """
     (tmp_path / "script.py").write_text(CLASSES + SCRIPT)
     (tmp_path / "beside.py").write_text(CLASSES)
-    environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=300, env=environment
-    )
+    monkeypatch.delenv("TQ_ADDRESS", raising=False)
+    done = warm.run_program(run_script, str(tmp_path / "script.py"))
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == 4, done.stderr
     for (got, words), file in zip(said, ["script.py"] * 3 + ["beside.py"], strict=True):

@@ -32,7 +32,7 @@ def hold(pipe: Connection[Any, Any]) -> None:
     pipe.recv()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client() -> Iterator[tq.TransferQueueClient]:
     with started("views", backend={"SimpleStorage": {"arena_bytes": CAPACITY, "num_data_storage_units": 1}}):
         yield tq.get_client()
@@ -104,22 +104,14 @@ def test_a_forked_child_keeps_its_own_hold(client: tq.TransferQueueClient) -> No
     until(everything_fits)
 
 
-def test_a_view_outlives_its_system() -> None:
-    tq.init()
-    put(3)
-    view = tq.kv_batch_get(["a"], "p", layout="dense", copy=False)["x"]
-    tq.close()
-    assert view.eq(3).all()
-    assert tq.is_view(view)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_with_views(client: tq.TransferQueueClient, workers: int) -> None:
     """What a worker reads is shared with the loader, so that its views end in the worker."""
     rows = torch.arange(32)
-    client.kv_batch_put([str(row) for row in range(32)], "q", {"x": rows[:, None].expand(32, 5000).contiguous()})
-    client.seal("q")
-    dataset = tq.StreamingDataset(None, 8, 4, ["x"], "q", "t", 0, copy=False, keep_batches=0)
+    partition = f"of {workers} workers"
+    client.kv_batch_put([str(row) for row in range(32)], partition, {"x": rows[:, None].expand(32, 5000).contiguous()})
+    client.seal(partition)
+    dataset = tq.StreamingDataset(None, 8, 4, ["x"], partition, "t", 0, copy=False, keep_batches=0)
     loader = tq.StreamingDataLoader(dataset, num_workers=workers)
     seen = []
     for data, _ in loader:
@@ -129,3 +121,12 @@ def test_a_loader_with_views(client: tq.TransferQueueClient, workers: int) -> No
     assert seen == list(range(32))
     del data, loader, dataset
     until(lambda: holds(client) == [])
+
+
+# The last one: it ends the system.
+def test_a_view_outlives_its_system(client: tq.TransferQueueClient) -> None:
+    put(3)
+    view = tq.kv_batch_get(["a"], "p", layout="dense", copy=False)["x"]
+    tq.close()
+    assert view.eq(3).all()
+    assert tq.is_view(view)

@@ -26,6 +26,11 @@ SECONDS = 60.0  # for anything that happens at all
 Event = tuple[str, dict[str, Any]]
 
 
+def client_of(address: str) -> httpx.Client:
+    """A client without the machine's certificates, which take longer to read than most tests: pages are plain HTTP."""
+    return httpx.Client(base_url=address, timeout=SECONDS, verify=False)
+
+
 class Page:
     """A page that is served, and a browser's side of it."""
 
@@ -35,9 +40,9 @@ class Page:
         self.base = address.split("/?")[0]
 
     @contextmanager
-    def browser(self, **options: Any) -> Iterator[httpx.Client]:
+    def browser(self) -> Iterator[httpx.Client]:
         """Yield a client that has exchanged the token for the cookie."""
-        with httpx.Client(base_url=self.base, timeout=SECONDS, **options) as client:
+        with client_of(self.base) as client:
             assert client.get(self.address).status_code == 303
             yield client
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import transfer_queue as tq
-from tests.live.live_system import Page, served
+from tests.live.live_system import Page, client_of, served
 from transfer_queue.config.settings import Settings
 from transfer_queue.live.serving.guard import new_token
 from transfer_queue.live.serving.live_server import LiveOptions, address_of
@@ -25,7 +25,7 @@ POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src '
 
 @pytest.fixture
 def stranger(page: Page) -> Any:
-    with httpx.Client(base_url=page.base, timeout=60) as client:
+    with client_of(page.base) as client:
         yield client
 
 
@@ -191,7 +191,7 @@ def test_a_page_on_all_addresses_uses_tls_and_is_reached_by_addresses_only(clien
     with served(host="0.0.0.0", tls=files) as page:
         port = page.base.rpartition(":")[2]
         assert page.address.startswith("https://")
-        with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=False, timeout=60) as browser:
+        with client_of(f"https://127.0.0.1:{port}") as browser:
             found = browser.get(f"/?token={page.address.partition('token=')[2]}")
             assert "Secure" in found.headers["set-cookie"]
             assert browser.get("/").status_code == 200

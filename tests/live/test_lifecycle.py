@@ -21,10 +21,24 @@ from transfer_queue.interface import CURRENT
 NAME = "live-lifecycle"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    tq.close()
+
+
 @pytest.fixture
-def client() -> Iterator[tq.TransferQueueClient]:
+def client() -> tq.TransferQueueClient:
+    """Of the system of the test before, without its samples, or of a new one if that test has ended it."""
     tq.init({"system": {"name": NAME}}, task="rollout", rank=0)
-    yield tq.get_client()
+    client = tq.get_client()
+    for partition in client.get_partition_list():
+        client.clear_partition(partition)
+    return client
+
+
+@pytest.fixture
+def nothing_runs() -> None:
     tq.close()
 
 
@@ -114,7 +128,7 @@ def test_the_command_refuses_what_it_cannot_serve(
         assert words in capsys.readouterr().err
 
 
-def test_a_tokenizer_that_is_not_there_is_reported_at_the_start() -> None:
+def test_a_tokenizer_that_is_not_there_is_reported_at_the_start(nothing_runs: None) -> None:
     live = {"enabled": True, "values": True, "tokenizer": "/nowhere/tokenizer.json"}
     with pytest.raises(tq.StartError, match=r"live\.tokenizer: the tokenizer '/nowhere/tokenizer\.json' was not found"):
         tq.init({"system": {"name": NAME}, "live": live})
@@ -122,7 +136,7 @@ def test_a_tokenizer_that_is_not_there_is_reported_at_the_start() -> None:
         tq.init({"system": {"name": NAME}, "live": {**live, "values": False}})
 
 
-def test_a_system_with_the_setting_has_a_page_that_outlives_its_controller() -> None:
+def test_a_system_with_the_setting_has_a_page_that_outlives_its_controller(nothing_runs: None) -> None:
     tq.init({"system": {"name": NAME}, "live": {"enabled": True}})
     try:
         system = CURRENT.system
@@ -137,7 +151,7 @@ def test_a_system_with_the_setting_has_a_page_that_outlives_its_controller() -> 
         page.view_when(state_is("live"))
         assert server.is_running()
         server.kill()  # the supervisor starts it again, under the same address
-        with httpx.Client(timeout=SECONDS, transport=httpx.HTTPTransport(retries=5)) as stranger:
+        with httpx.Client(timeout=SECONDS, transport=httpx.HTTPTransport(verify=False, retries=5)) as stranger:
             while True:
                 try:
                     assert stranger.get(page.address).status_code == 303
@@ -154,7 +168,7 @@ def test_a_system_with_the_setting_has_a_page_that_outlives_its_controller() -> 
         tq.close()
 
 
-def test_a_port_that_is_in_use_is_reported_at_the_start() -> None:
+def test_a_port_that_is_in_use_is_reported_at_the_start(nothing_runs: None) -> None:
     import socket
 
     with socket.socket() as taken:

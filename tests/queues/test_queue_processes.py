@@ -176,12 +176,15 @@ def test_a_queue_is_in_checkpoints(tmp_path: Any):
     assert loaded.get() == "b"
 
 
-def test_a_queue_of_a_system_that_was_closed_says_so():
+def test_a_queue_of_a_system_that_was_closed_says_so_and_a_new_one_starts_a_system():
     q = tq.Queue()
     pickled = pickle.dumps(q)
     tq.close()
     with pytest.raises(tq.NotInitializedError):
         pickle.loads(pickled).put("a")
+    q = tq.Queue()
+    q.put("a")
+    assert q.get() == "a"
 
 
 def test_a_queue_of_another_running_system_is_refused():
@@ -203,13 +206,6 @@ def test_a_queue_of_another_running_system_is_refused():
     finally:
         tq.close()
         other.stop()
-
-
-def test_the_first_queue_starts_a_system():
-    tq.close()
-    q = tq.Queue()
-    q.put("a")
-    assert q.get() == "a"
 
 
 def _waiting_puts(q: tq.Queue) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ordered_sampler import Newest
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import SamplerError
@@ -26,48 +26,8 @@ from transfer_queue.node.controller.sampler_process import CHANNEL, LoadSampler
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting import server_log
 from transfer_queue.node.system.processes import Process
-from transfer_queue.sampler import BaseSampler, PrioritySampler, SequentialSampler
+from transfer_queue.sampler import PrioritySampler, SequentialSampler
 from transfer_queue.sampler.calls.call_messages import Given, Question, SamplerCall, SamplerRequest, Shown, ViewReply
-
-
-class Newest(BaseSampler):
-    """Deals the newest rows, unless its sampling_config orders something else."""
-
-    def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **config: Any) -> Any:
-        how = config.get("how")
-        if how == "hang":
-            time.sleep(1000)
-        if how == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if how == "exit":
-            raise SystemExit(3)
-        if how == "write":
-            os.write(CHANNEL, b"what is no message " * 1000)
-        if how == "print":
-            print("x" * server_log.MAX_BYTES, flush=True)
-            logging.getLogger(__name__).error("much was printed")
-        if how == "tags":
-            tags = config["partition"].get_custom_meta(ready_indexes)
-            ready_indexes = [row for row in ready_indexes if tags[row].get("good")]
-        self._states["calls"] = self._states.get("calls", 0) + 1
-        return ready_indexes[::-1][:batch_size], []
-
-
-class Large(Newest):
-    """A sampler whose pickled form is larger than the buffer of a socket."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        assert len(text) > 1 << 20
-
-
-class Unwilling(BaseSampler):
-    """Cannot be made."""
-
-    def __init__(self) -> None:
-        raise RuntimeError("not today")
-
-    def sample(self, *args: Any, **config: Any) -> Any: ...
 
 
 class Loop:
@@ -96,7 +56,7 @@ class Asking:
     ) -> None:
         self.outcomes: list[Any] = []
         self.loop = Loop()
-        load = LoadSampler(None, f"{__name__}:{name}", args or {}, None, True, None if log is None else str(log))
+        load = LoadSampler(None, f"ordered_sampler:{name}", args or {}, None, True, None if log is None else str(log))
         self.host = SamplerHost(load, seconds, start_seconds)
         self.host.attach(self.loop, self.answered, self.reads)
 
