@@ -32,9 +32,7 @@ def differential(examples: int, *, costly: bool = False) -> Callable[[Test], Tes
         examples: How many examples `make test` runs; `make fuzz` runs 100 times as many.
         costly: Whether an example takes long: `make fuzz` runs 10 times as many.
     """
-    chosen = settings(
-        max_examples=_examples(examples, costly), deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    chosen = settings(max_examples=_examples(examples, costly), deadline=None, suppress_health_check=list(HealthCheck))
 
     def mark(test: Test) -> Test:
         return pytest.mark.differential(chosen(test))
