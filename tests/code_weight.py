@@ -1,7 +1,6 @@
 """Measures the package: lines of code, modules, imports, private names that tests use, functions of an operation.
 
-`python tests/code_weight.py` prints the measures of operations as JSON. They are taken in a process of their own,
-because caches that other code has filled would change them.
+The measures of operations must be taken in a new process, because caches that other code has filled would change them.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import ast
 import gc
 import io
-import json
 import sys
 import tempfile
 import tokenize
 from collections.abc import Callable
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -150,5 +149,6 @@ def _passed(operation: Callable[[], Any]) -> tuple[Any, tuple[int, int]]:
     return value, (len(seen), len({name for name, _, _ in seen}))
 
 
-if __name__ == "__main__":
-    print(json.dumps(functions_of_operations()))
+def report_functions(results: Connection[Any, Any]) -> None:
+    """Send the measures of operations through a pipe."""
+    results.send(functions_of_operations())

@@ -1,4 +1,4 @@
-"""Docstrings and comments of the package name modules, classes and attributes that exist.
+"""Docstrings, comments and messages of the package name modules, classes and attributes that exist.
 
 A reference is a dotted name in backticks that begins with a class of the package (`Controller.handle`), or with a
 folder or module of it (`core.state.state`, `extent_pool.ExtentPool`).
@@ -7,10 +7,7 @@ folder or module of it (`core.state.state`, `extent_pool.ExtentPool`).
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,10 +17,11 @@ REFERENCE = re.compile(r"`((?:transfer_queue\.)?[A-Za-z_]\w*(?:\.\w+)+)(?:\([^`]
 NOT_REFERENCES = re.compile(r".*\.(py|yaml|json|sock|md)$|(metadata|controller|live|metrics|system)\.[a-z_]+$")
 
 
-def defined_names(body: list[ast.stmt]) -> set[str]:
+@cache
+def defined_names(owner: ast.Module | ast.ClassDef) -> set[str]:
     """Return the names of functions, classes, variables and attributes that are defined anywhere in a body."""
     found = set()
-    for node in ast.walk(ast.Module(body, [])):
+    for node in ast.walk(ast.Module(owner.body, [])):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
@@ -60,7 +58,7 @@ def has_attribute(name: str, attribute: str) -> bool:
     """Return whether a class or one of its bases defines an attribute. A base from outside may define any."""
     bases = [ast.unparse(base).split("[")[0].split(".")[-1] for base in classes()[name].bases]
     outside = [base for base in bases if base not in classes() and base not in {"ABC", "Protocol", "Generic"}]
-    known = attribute in defined_names(classes()[name].body) or attribute.startswith("__") or bool(outside)
+    known = attribute in defined_names(classes()[name]) or attribute.startswith("__") or bool(outside)
     return known or any(base in classes() and has_attribute(base, attribute) for base in bases)
 
 
@@ -68,7 +66,7 @@ def exists_in(module: str, names: list[str]) -> bool:
     """Return whether a module defines the first of these names, and that the second one."""
     if not names:
         return True
-    if module not in trees() or names[0] not in defined_names(trees()[module].body):
+    if module not in trees() or names[0] not in defined_names(trees()[module]):
         return False
     return len(names) == 1 or names[0] not in classes() or has_attribute(names[0], names[1])
 
@@ -86,13 +84,6 @@ def is_stale(reference: str) -> bool:
     return False
 
 
-def texts(path: Path) -> Iterator[str]:
-    """Yield the docstrings and comments of a module."""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type == tokenize.COMMENT or token.string.startswith('"""'):
-            yield token.string
-
-
 def test_references_are_found() -> None:
     assert is_stale("Controller.no_such_method")
     assert is_stale("core.state.no_such_module")
@@ -102,12 +93,11 @@ def test_references_are_found() -> None:
     assert not is_stale("torch.nested")
 
 
-def test_docstrings_and_comments_name_what_exists() -> None:
+def test_the_source_names_what_exists() -> None:
     stale = [
         f"{path.relative_to(SOURCE)}: {reference}"
         for path in sorted(SOURCE.rglob("*.py"))
-        for text in texts(path)
-        for reference in REFERENCE.findall(text)
+        for reference in REFERENCE.findall(path.read_text())
         if not NOT_REFERENCES.match(reference) and is_stale(reference)
     ]
     assert stale == []

@@ -221,12 +221,12 @@ def _thread_seconds(queue: System) -> float:
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def _written(queue: System, kind: str, worker: Worker) -> float:
+def _written(queue: System, kind: str, worker: Worker, seconds: float) -> float:
     """Return the bytes of the journal for each request of a kind, between two snapshots."""
     worker.do(repeat, kind, f"{kind}-journal", 0.0)
     while True:
         before = _journal(queue)
-        done: int = worker.do(repeat, kind, f"{kind}-journal", time.monotonic() + 0.1)
+        done: int = worker.do(repeat, kind, f"{kind}-journal", time.monotonic() + min(0.1, seconds / 5))
         time.sleep(0.05)
         after = _journal(queue)
         if done and before.keys() == after.keys():
@@ -257,7 +257,11 @@ def _costs(scale: Scale, queue: System, processes: list[Worker]) -> tuple[dict[s
         done = sum(worker.result() for worker in processes)
         cost = (_thread_seconds(queue) - spent) / done
         costs[kind] = cost
-        more = {"us": cost * 1e6, "journal_bytes": _written(queue, kind, processes[0]), "done_a_second": done / seconds}
+        more = {
+            "us": cost * 1e6,
+            "journal_bytes": _written(queue, kind, processes[0], seconds),
+            "done_a_second": done / seconds,
+        }
         one = "pairs of a claim and its ack" if kind == "claim and ack" else f"requests, only of the kind {kind!r}"
         found.append(Row(f"{one}, that a full controller carries", 1 / cost, "a second", more=more))
     costs["ack"] = max(0.0, costs.pop("claim and ack") - costs["claim"])
@@ -322,9 +326,9 @@ def _until_waiting(ranks: int) -> None:
 
 
 def _samples(scale: Scale) -> list[Row]:
-    small, large = scale.pick((100_000, 500_000), (2_000, 6_000))
+    small, large = scale.pick((100_000, 500_000), (1_000, 3_000))
     found = []
-    rows = scale.pick(1_000_000, 20_000)
+    rows = scale.pick(1_000_000, 5_000)
     with workers(scale.pick(3, 1)) as made:  # new processes, whose memory nothing else has used
         for index, fields in enumerate((3, 9)):
             nbytes = made[index % len(made)].do(state_bytes, fields, small, large)

@@ -135,7 +135,7 @@ def _state(scale: Scale) -> list[Row]:
              ("a single-row block, 3 fields", False, 1, 200.0), ("... with key and 2 tags", True, 1, None))  # fmt: skip
     words = ""
     for what, keyed, put, target in cases:
-        small, large = scale.pick((100_000, 1_000_000) if put > 1 else (30_000, 120_000), (2_000, 6_000))
+        small, large = scale.pick((100_000, 1_000_000) if put > 1 else (30_000, 120_000), (1_000, 3_000))
         with Worker() as worker:
             nbytes = worker.do(grown, keyed, put, small, large)
         words = what if not keyed else words

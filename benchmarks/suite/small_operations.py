@@ -30,7 +30,7 @@ NOTE = """Eight clients of a peer are four threads in each of two processes: thi
 processes, which take half a minute to start."""
 PROCESSES = 8  # at most, for all clients together
 WORDS = {"put": "single-row puts", "tag": "tag updates"}
-WARMING = 0.3  # seconds of warm-up that are not counted
+WARMING = 0.3  # seconds of warm-up that are not counted; a smoke test has less
 BYTES = (300, 100)  # of a small put's request and reply; the raw socket transfers the same
 PUTS: dict[int, tuple[float, float | None]] = {1: (8000.0, 251.0), 8: (20_000.0, 445.0), 64: (20_000.0, None)}
 """Clients -> a second: target, and the peer's then."""
@@ -62,6 +62,7 @@ def work(act: str, name: str, clients: int, begin: float, seconds: float) -> Tol
     found: list[list[float]] = [[] for _ in range(clients)]
     puts = [0] * clients
     samples = [row(number) for number in range(64)]
+    warm = begin + min(WARMING, seconds)
 
     def one(which: int) -> None:
         client, took = made[which], found[which]
@@ -70,13 +71,13 @@ def work(act: str, name: str, clients: int, begin: float, seconds: float) -> Tol
         number = 1
         while True:
             now = time.monotonic()
-            if now >= begin + WARMING + seconds:
+            if now >= warm + seconds:
                 break
             if act == "put":
                 client.kv_put(f"{name}-{which}-{number}", act, samples[number % 64], {"n": number, "status": "running"})
             else:
                 client.kv_put(f"{name}-{which}-0", act, tag={"n": number, "status": "running"})
-            if now >= begin + WARMING:
+            if now >= warm:
                 took.append(time.monotonic() - now)
             number += 1
         puts[which] = number
@@ -84,7 +85,7 @@ def work(act: str, name: str, clients: int, begin: float, seconds: float) -> Tol
     threads = [threading.Thread(target=one, args=(which,)) for which in range(clients)]
     for thread in threads:
         thread.start()
-    _sleep_until(begin + WARMING)
+    _sleep_until(warm)
     cpu = time.process_time()
     for thread in threads:
         thread.join()
@@ -124,7 +125,7 @@ def run(scale: Scale) -> list[Row]:
         raw = [bare.seconds(*BYTES) for _ in range(count)]
         rows = [_round_trips(count, raw)]
         empty = rows[0].ours
-        seconds = scale.pick(2.0, 0.2)
+        seconds = scale.pick(2.0, 0.1)
         with workers(scale.pick(PROCESSES, 2), queue.address) as processes:
             for act in ("put", "tag"):
                 for clients in scale.pick((1, 8, 64, 512), (1, 3)):
@@ -169,9 +170,10 @@ def _many(act: str, clients: int, processes: list[Worker], seconds: float, queue
     begin = time.monotonic() + 0.5 + clients / 400
     for i, (worker, share) in enumerate(zip(used, shares, strict=True)):
         worker.begin(work, act, f"{clients}-{i}", share, begin, seconds)
-    _sleep_until(begin + WARMING)
+    warm = begin + min(WARMING, seconds)
+    _sleep_until(warm)
     served = queue.cpu()
-    _sleep_until(begin + WARMING + seconds)
+    _sleep_until(warm + seconds)
     served = queue.cpu() - served
     told: list[Told] = [worker.result() for worker in used]
     for i, each in enumerate(told):
@@ -215,7 +217,7 @@ def _in_flight(act: str, tasks: int, seconds: float, empty: float) -> Row:
         until = time.monotonic() + seconds
         return await asyncio.gather(*(repeat(which, until) for which in range(tasks)))
 
-    asyncio.run(all_of_them(WARMING))
+    asyncio.run(all_of_them(min(WARMING, seconds)))
     if act == "put":
         tq.get_client().clear_partition(partition)
     cpu = time.process_time()

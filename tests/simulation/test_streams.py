@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.streams import stream_runs as program
 from tests.simulation.streams.controller_driver import ControllerDriver
-from tests.simulation.streams.stream_recorder import KINDS
+from tests.simulation.streams.stream_recorder import RUNS
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
@@ -32,7 +32,7 @@ def replayed(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> t
 def test_the_build_that_recorded_streams_answers_equally(streams: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = replayed(streams, capsys)
     assert code == 0, text
-    assert text == f"5 streams are answered equally ({dict.fromkeys(KINDS, 1)}), 0 are not\n"
+    assert text == f"5 streams are answered equally ({dict.fromkeys(RUNS, 1)}), 0 are not\n"
 
 
 def change_requests(monkeypatch: pytest.MonkeyPatch, kind: type, change: Any) -> None:

@@ -21,10 +21,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import transfer_queue as tq
+
 ROOT = Path(__file__).resolve().parents[2]
 THEIRS = {"transfer_queue/py.typed": "theirs\n", "transfer_queue/theirs.py": ""}  # one of these files is in both
 AGAIN = "pip install --force-reinstall --no-deps"
-INIT = "import transfer_queue as tq; tq.init(); tq.close()"
+WARN = "from transfer_queue.utils.installations import warn_of_other_installations as warn; warn()"
+"""What `init` does before it starts or finds a system; it needs no torch."""
 
 
 def wheel(folder: Path, name: str, version: str, files: Mapping[str, str | bytes], requires: str = "") -> Path:
@@ -99,9 +102,9 @@ class Environment:
             [str(self._python), *arguments], env=environment, capture_output=True, text=True, timeout=120
         )
 
-    def init(self, source: Path | None = None) -> str:
-        """Return what a program that calls `init` writes to stderr."""
-        done = self.run("-W", "ignore", "-c", INIT, source=source)
+    def warning(self, source: Path | None = None) -> str:
+        """Return what a program writes to stderr that looks for other installations as `init` does."""
+        done = self.run("-W", "ignore", "-c", WARN, source=source)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
@@ -127,7 +130,7 @@ def test_what_the_advice_says_repairs_two_packages_in_one_folder(
     level, words, advice = environment.doctor()
     assert level == "problem"
     assert words.endswith(f"{other}; this package is in {environment.folder}")
-    warning = environment.init()
+    warning = environment.warning()
     assert other in warning
     assert f"this package is in {environment.folder}," in warning
     assert advice in warning
@@ -141,7 +144,7 @@ def test_what_the_advice_says_repairs_two_packages_in_one_folder(
     environment.pip(again.removesuffix(" ."), ours)
     assert (environment.folder / "py.typed").read_bytes() == b""
     assert environment.doctor()[0] == "ok"
-    assert environment.init() == ""
+    assert environment.warning() == ""
 
 
 def test_a_package_in_another_folder_is_only_uninstalled(environment: Environment, theirs: Path) -> None:
@@ -150,13 +153,19 @@ def test_a_package_in_another_folder_is_only_uninstalled(environment: Environmen
     assert level == "problem"
     assert words.endswith(f"(2 files in {environment.folder}); this package is in {ROOT / 'src' / 'transfer_queue'}")
     assert re.findall(r"`(pip [^`]*)`", advice) == ["pip uninstall TransferQueue"]
-    assert advice in environment.init(ROOT / "src")
+    assert advice in environment.warning(ROOT / "src")
 
 
-def test_a_distribution_of_any_name_is_reported(environment: Environment, tmp_path: Path) -> None:
+def test_a_distribution_of_any_name_is_reported(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     environment.pip("pip install --no-deps", wheel(tmp_path, "a_fork_of_it", "3.0", THEIRS))
-    assert "a_fork_of_it 3.0 (2 files in " in environment.doctor(ROOT / "src")[1]
-    assert "a_fork_of_it 3.0 (2 files in " in environment.init(ROOT / "src")
+    reported = f"a_fork_of_it 3.0 (2 files in {environment.folder})"
+    assert reported in environment.doctor(ROOT / "src")[1]
+    monkeypatch.setattr(sys, "path", [*sys.path, str(environment.folder.parent)])
+    with pytest.raises(tq.AttachError):
+        tq.init({"system": {"name": "of-no-system"}}, attach="require")
+    assert reported in caplog.text
 
 
 def test_a_requirement_of_a_version_leaves_the_compatibility_distribution(
@@ -166,7 +175,7 @@ def test_a_requirement_of_a_version_leaves_the_compatibility_distribution(
     framework = wheel(tmp_path, "framework", "1.0", {"framework.py": ""}, "TransferQueue>=0.1.10")
     environment.pip(f"pip install --find-links {theirs.parent}", framework)
     assert environment.doctor()[0] == "ok"
-    assert environment.init() == ""
+    assert environment.warning() == ""
 
 
 def test_after_a_requirement_by_url_the_commands_of_the_page_install_this_package_again(
@@ -188,7 +197,7 @@ def test_after_a_requirement_by_url_the_commands_of_the_page_install_this_packag
     assert again == f"{AGAIN} . dist/transferqueue-*.whl"
     environment.pip(AGAIN, ours, compat)
     assert environment.doctor()[0] == "ok"
-    assert environment.init() == ""
+    assert environment.warning() == ""
 
 
 def test_the_compat_wheel_meets_requirements_of_the_pypi_package(compat: Path, tmp_path: Path) -> None:

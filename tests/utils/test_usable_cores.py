@@ -1,14 +1,18 @@
 """How many cores a process may use for its copies."""
 
 import math
-import subprocess
-import sys
+import os
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
+import transfer_queue as tq
+import warm
 from transfer_queue.config import environment
 from transfer_queue.config.environment import RANKS_OF_NODE, cgroup_quota, copy_threads
+from transfer_queue.wire.buffers import copies
 
 
 @pytest.fixture(autouse=True)
@@ -78,48 +82,43 @@ def test_what_another_program_writes_into_its_variable_is_ignored(monkeypatch):
     assert copy_threads() >= 1
 
 
-PROGRAM = """
-import os, threading, torch
-import transfer_queue as tq
-from transfer_queue.wire.buffers import copies
+def copy_in_process_and_fork(threads: int) -> None:
+    """Copy little and much, and much again in a fork; count the threads that start. Runs in a process of its own."""
+    started = []
+    start = copies._thread.start_new_thread
 
-started = []
-start = copies._thread.start_new_thread
-def counted(*arguments):
-    started.append(arguments)
-    return start(*arguments)
-copies._thread.start_new_thread = counted
+    def counted(*arguments):
+        started.append(arguments)
+        return start(*arguments)
 
-def got(partition):
-    return torch.stack(list(tq.kv_batch_get(keys, partition)["x"].unbind()))
+    copies._thread.start_new_thread = counted
+    keys, large = [str(number) for number in range(1000)], torch.arange(9 << 20).view(9, 1 << 20)
+    tq.init({"client": {"copy_threads": threads}})
+    tq.kv_batch_put(keys, "small", {"x": torch.ones(1000, 100)})
+    tq.kv_batch_get(keys, "small")
+    assert not started, "a small copy has started a thread"
+    tq.kv_batch_put(keys[:9], "large", {"x": large})
+    assert rows_of("large", 9).equal(large)
+    assert len(started) == 2 * (threads - 1), started
+    child = os.fork()
+    if not child:
+        tq.kv_batch_put(keys[:9], "child", {"x": large + 1})
+        same = rows_of("child", 9).equal(large + 1)
+        os._exit(0 if same and len(started) == 4 * (threads - 1) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rows_of("child", 9).equal(large + 1)
+    tq.close()
+    assert threading.active_count() == 1
 
-torch.set_num_threads(1)  # otherwise torch in the child might wait for threads that only its parent has
-tq.init({"client": {"copy_threads": THREADS}})
-small, large = torch.ones(1000, 100), torch.arange(9 << 20).view(9, 1 << 20)
-tq.kv_batch_put([str(n) for n in range(1000)], "small", {"x": small})
-tq.kv_batch_get([str(n) for n in range(1000)], "small")
-assert not started, "a small copy has started a thread"
-keys = [str(n) for n in range(9)]
-tq.kv_batch_put(keys, "large", {"x": large})
-assert got("large").equal(large)
-assert len(started) == 2 * (THREADS - 1), started
-more = large + 1
-child = os.fork()
-if not child:
-    tq.kv_batch_put(keys, "child", {"x": more})
-    rows = tq.kv_batch_get(keys, "child")["x"].unbind()
-    same = all((row.numpy() == other.numpy()).all() for row, other in zip(rows, more))
-    os._exit(0 if same and len(started) == 4 * (THREADS - 1) else 1)
-assert os.waitpid(child, 0)[1] == 0
-assert got("child").equal(more)
-tq.close()
-assert threading.active_count() == 1
-"""
+
+def rows_of(partition: str, rows: int) -> torch.Tensor:
+    return torch.stack(list(tq.kv_batch_get([str(number) for number in range(rows)], partition)["x"].unbind()))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 8])
 def test_copies_of_a_real_process_and_of_its_fork(threads):
     """A process that copies little starts no thread, and none is left."""
-    program = PROGRAM.replace("THREADS", str(threads))
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = warm.process(copy_in_process_and_fork, threads, daemon=False)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

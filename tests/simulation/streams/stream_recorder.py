@@ -27,7 +27,7 @@ from transfer_queue.testing.network import Network
 Event = list[Any]
 MANY_FAULTS = 96
 """The maximum number of faults of a run of the kind "faults"."""
-KINDS: dict[str, Callable[[int], object]] = {
+RUNS: dict[str, Callable[[int], object]] = {
     "ordinary": chaos.run,
     "takeovers": functools.partial(chaos.run, variant="takeovers"),
     "locks": lambda seed: lock_run.run(seed, takeovers=bool(seed % 2)),
@@ -202,5 +202,5 @@ def record(kind: str, seed: int) -> list[Event]:
     recorder = Recorder()
     most = MANY_FAULTS if kind == "faults" else fault_injector.MAX_FAULTS
     with mock.patch.object(fault_injector, "MAX_FAULTS", most), recorder.watch():
-        KINDS[kind](seed)
+        RUNS[kind](seed)
     return recorder.events

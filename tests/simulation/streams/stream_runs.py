@@ -11,16 +11,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from tests.simulation import streams
 from tests.simulation.streams.controller_driver import drive
 from tests.simulation.streams.stream_comparison import Stream, first_difference, read_streams, write_streams
-from tests.simulation.streams.stream_recorder import KINDS, record
+
+KINDS = ("ordinary", "takeovers", "locks", "stores", "faults")
+"""See `stream_recorder.RUNS`. Only recording needs torch, which takes seconds to import."""
 
 
 def record_seed(kind: str, seed: int) -> Stream:
     """Record a seed of a kind, and what the present build answers."""
+    from tests.simulation.streams.stream_recorder import record
+
     events = record(kind, seed)
     return Stream(kind, seed, events, drive(events))
 
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("act", choices=["record", "replay"])
     parser.add_argument("file", type=Path, help="the file of the streams, outside the repository")
     parser.add_argument("--seeds", default="0..20", help="to record, of each kind, from the first to before the second")
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: all")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="default: all")
     parser.add_argument("--differences", type=int, default=1, help="stop after this number of streams that differ")
     parser.add_argument("--build", type=Path, help="the folder with the package, such as src of another checkout")
     options = parser.parse_args(arguments)
@@ -68,7 +70,6 @@ def _replay(options: argparse.Namespace) -> int:
 
 def quieten() -> None:
     """Hide the log lines of the runs in this process, whose faults cause many."""
-    torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
 
 
