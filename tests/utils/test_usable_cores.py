@@ -1,5 +1,6 @@
 """How many cores a process may use for its copies."""
 
+import _thread
 import math
 import os
 import threading
@@ -12,7 +13,6 @@ import transfer_queue as tq
 import warm
 from transfer_queue.config import environment
 from transfer_queue.config.environment import RANKS_OF_NODE, cgroup_quota, copy_threads
-from transfer_queue.wire.buffers import copies
 
 
 @pytest.fixture(autouse=True)
@@ -85,13 +85,13 @@ def test_what_another_program_writes_into_its_variable_is_ignored(monkeypatch):
 def copy_in_process_and_fork(threads: int) -> None:
     """Copy little and much, and much again in a fork; count the threads that start. Runs in a process of its own."""
     started = []
-    start = copies._thread.start_new_thread
+    start = _thread.start_new_thread
 
     def counted(*arguments):
         started.append(arguments)
         return start(*arguments)
 
-    copies._thread.start_new_thread = counted
+    _thread.start_new_thread = counted
     keys, large = [str(number) for number in range(1000)], torch.arange(9 << 20).view(9, 1 << 20)
     tq.init({"client": {"copy_threads": threads}})
     tq.kv_batch_put(keys, "small", {"x": torch.ones(1000, 100)})

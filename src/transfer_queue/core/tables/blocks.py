@@ -540,16 +540,12 @@ class BlockTable(PublishedExtents):
         """Return the schema, dims and row count of one block."""
         columns = self.chunks[number >> CHUNK_BITS].columns
         at = number & (CHUNK - 1)
-        return (
-            self.schemas[int(columns["schema"][at])],
-            self.dims[int(columns["dims"][at])],
-            int(columns["rows"][at]),
-        )
+        schema, dims, rows = (int(columns[name][at]) for name in ("schema", "dims", "rows"))
+        return self.schemas[schema], self.dims[dims], rows
 
     def live_blocks(self) -> Iterator[LiveBlock]:
         """Iterate over every needed block, for checks of invariants."""
-        for key in sorted(self.chunks):
-            chunk = self.chunks[key]
+        for key, chunk in sorted(self.chunks.items()):
             columns = chunk.columns
             for at in np.flatnonzero(columns["live"]).tolist():
                 number = (key << CHUNK_BITS) + at

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -333,16 +333,11 @@ class Chunk(Persisted):
 _PER_ROW = {column.name: column for column in Chunk.declared_columns() if isinstance(column, PerRow)}
 
 
-class RowsOfChunk(NamedTuple):
-    """Rows of one chunk."""
+RowsOfChunk = tuple[int, Chunk, Indexer, Indexer]
+"""Rows of one chunk: its number, the chunk, their places in it, and their places among the rows of an operation.
 
-    number: int
-    """The number of the chunk."""
-    chunk: Chunk
-    places: Indexer
-    """Their places in the chunk."""
-    at: Indexer
-    """Their places among the rows of an operation."""
+Each put and each lookup makes some, so that it is a plain tuple.
+"""
 
 
 class RowTable(Persisted):
@@ -392,7 +387,7 @@ class RowTable(Persisted):
                 chunk.waiting[at] = 1
             chunk.size = last
             chunk.living += take
-            added.append(RowsOfChunk(key, chunk, at, slice(done, done + take)))
+            added.append((key, chunk, at, slice(done, done + take)))
             self.end = end + take
             done += take
         return added
@@ -425,13 +420,9 @@ class RowTable(Persisted):
             # to compare bytes is faster than to compare arrays if they are few
             if keys.item(-1) != first or keys.tobytes() != keys[:1].tobytes() * count:
                 parts = [(self.chunks.get(key), key, where) for key, where in runs_of(keys)]
-                return [
-                    RowsOfChunk(key, chunk, positions[at] & _PLACES, at)
-                    for chunk, key, at in parts
-                    if chunk is not None
-                ]
+                return [(key, chunk, positions[at] & _PLACES, at) for chunk, key, at in parts if chunk is not None]
         chunk = self.chunks.get(first)
-        return [] if chunk is None else [RowsOfChunk(first, chunk, positions & _PLACES, slice(None))]
+        return [] if chunk is None else [(first, chunk, positions & _PLACES, slice(None))]
 
     def _chunk_starts(self) -> list[int]:
         if self._firsts is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -115,18 +114,6 @@ def _lose_values(partition: Partition, values: list[ValuesOfChunk], number: int,
             ready.update(key, partition.rows.chunks[key], at, partition.groups)
 
 
-class _MovedValues(NamedTuple):
-    """Values of one field that are in new blocks."""
-
-    field: str
-    columns: ValueColumns
-    """The columns of the field in one chunk."""
-    places: np.ndarray
-    """The places of the rows in the chunk."""
-    at: np.ndarray
-    """The places of the values among those that were repacked."""
-
-
 def _apply_repacked(partition: Partition, repacked: r.RowsRepacked, writer: str) -> None:
     """Apply a `records.RowsRepacked`."""
     blocks, first = repacked.blocks, repacked.first_block
@@ -142,7 +129,7 @@ def _apply_repacked(partition: Partition, repacked: r.RowsRepacked, writer: str)
     numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
     positions = partition.rows.positions_of(rows)
     values = np.zeros(len(blocks), "i8")
-    moved: list[_MovedValues] = []
+    moved: list[tuple[str, ValueColumns, np.ndarray, np.ndarray]] = []
     names = [{spec.name for spec in block.schema} for block in blocks]
     for name in sorted(set().union(*names)):
         having = np.repeat([name in each for each in names], counts)
@@ -153,7 +140,7 @@ def _apply_repacked(partition: Partition, repacked: r.RowsRepacked, writer: str)
                 continue
             chosen = current[where]
             same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
-            moved.append(_MovedValues(name, columns, np.asarray(at)[same], chosen[same]))
+            moved.append((name, columns, np.asarray(at)[same], chosen[same]))
             values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
     for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
         if needed:
