@@ -546,10 +546,9 @@ class BlockTable(PublishedExtents):
     def live_blocks(self) -> Iterator[LiveBlock]:
         """Iterate over every needed block, for checks of invariants."""
         for key, chunk in sorted(self.chunks.items()):
-            columns = chunk.columns
-            for at in np.flatnonzero(columns["live"]).tolist():
-                number = (key << CHUNK_BITS) + at
-                yield LiveBlock(number, int(columns["live"][at]), chunk.places(at), int(columns["nbytes"][at]))
+            live, nbytes = chunk.columns["live"], chunk.columns["nbytes"]
+            for at in np.flatnonzero(live).tolist():
+                yield LiveBlock((key << CHUNK_BITS) + at, int(live[at]), chunk.places(at), int(nbytes[at]))
 
     def derive(self) -> None:
         """Compute what is derived from the blocks and extents."""
