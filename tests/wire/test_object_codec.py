@@ -260,7 +260,7 @@ def test_torn_pickle():
 @pytest.mark.slow
 @pytest.mark.skipif(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 5 << 30, reason="needs 5 GiB")
 def test_more_than_4_gib():
-    """One object beyond what msgpack's lengths can say. Only its copy at the end uses memory: the rest was not written."""
+    """One object beyond what msgpack's lengths can say. Only its copy uses memory: nothing else is written."""
     size = (1 << 32) + 5
     value = np.zeros(size, np.uint8)
     value[-1] = 7
