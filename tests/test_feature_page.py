@@ -60,7 +60,7 @@ def edits_of(lines: list[str]) -> list[tuple[str, str, str]]:
 
 
 def test_the_feature_of_the_page_works(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "src", tmp_path / "src")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests" / "core").mkdir(parents=True)
     for name in ("test_imports.py", "core/conftest.py", "core/harness.py", "core/sameness.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests" / name)
