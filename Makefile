@@ -84,13 +84,13 @@ test: venv
 guests: venv
 	.venv/bin/python -m pytest $(SIDE_BY_SIDE) $(GUESTS) --ignore=tests/live/browser $(ARGS)
 
-# Without the files that conftest.py names as the longest, and with 5 examples of each property.
+# Without the files that conftest.py names as the longest, and those below, and with 5 examples of each property.
+NOT_QUICK = core/units core/ready core/state wire/buffers net/test_retries.py net/drivers/test_both_drivers.py \
+	client/test_moving.py client/test_checkpoints.py client/test_large_tags.py
 quick: venv
 	.venv/bin/ruff check .
 	.venv/bin/python -m pytest -n 2 --dist loadfile --quick -m "not slow" tests/core tests/client tests/wire tests/net \
-		tests/metadata tests/test_imports.py --ignore=tests/core/units --ignore=tests/core/ready --ignore=tests/core/state \
-		--ignore=tests/wire/buffers --ignore=tests/net/test_retries.py --ignore=tests/net/drivers/test_both_drivers.py \
-		--ignore=tests/client/test_moving.py --ignore=tests/client/test_checkpoints.py --ignore=tests/client/test_large_tags.py $(ARGS)
+		tests/metadata tests/test_imports.py $(addprefix --ignore=tests/,$(NOT_QUICK)) $(ARGS)
 
 test-oldest:
 	@tools/bootstrap_oldest

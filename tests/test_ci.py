@@ -75,7 +75,7 @@ def test_every_test_file_is_run():
 
 def test_what_make_names_exists():
     """A name that is spelled wrong, or that was renamed, leaves nothing out and runs nothing."""
-    targets = [target for _, _, target in STAGES] + ["types-tests", "test-oldest", "fuzz", *NOT_IN_CI]
+    targets = [target for _, _, target in STAGES] + ["types-tests", "test-oldest", "fuzz", "quick", *NOT_IN_CI]
     for target in targets:
         for arguments in commands(target):
             missing = [name for name in [*paths(arguments), *ignores(arguments)] if not list(ROOT.glob(name))]

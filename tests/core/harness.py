@@ -357,7 +357,7 @@ class Harness:
         self.take(self.controller.tick(now))
 
     def restart(self, back: Iterable[str] | None = None, *, replays: bool = False) -> None:
-        """The controller is made anew of its saved state: connections end, and with them what waits.
+        """A new controller continues from the saved state: connections end, and with them the requests that wait.
 
         back: the clients that connect again (default: all). replays: whether the state comes from the records, as after
         a crash, instead of a file.

@@ -226,6 +226,25 @@ class TestCancellation:
 
         assert run(main()) == [0, 1, 2, 3]
 
+    def test_a_users_function_that_fails_does_not_hide_the_cancellation(self, dataset: Build, partition: str) -> None:
+        entered, leave = threading.Event(), threading.Event()
+
+        def fetch(**arguments: Any) -> Any:
+            entered.set()
+            assert leave.wait(SECONDS)
+            raise tq.WaitTimeoutError("nothing")
+
+        async def main() -> None:
+            task = asyncio.ensure_future(values(dataset(fetch_batch_fn=fetch)))
+            await until(entered.is_set)
+            task.cancel()
+            await asyncio.sleep(0)
+            leave.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        run(main())
+
     def test_workers_end_with_the_cancelled_iteration(self, dataset: Build, partition: str) -> None:
         async def main() -> None:
             task = await start_wait(partition, values(StreamingDataLoader(dataset(), num_workers=2)))

@@ -1,4 +1,4 @@
-"""Checkpoints of a real system: saved under load, by savers that are killed, on full disks, and loaded anew."""
+"""Checkpoints of a real system: saved under load, by savers that are killed, on full disks, and loaded again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def system(started: None) -> None:
         tq.get_client().clear_partition(partition)
 
 
-def anew(units: int) -> None:
+def start_again(units: int) -> None:
     """Another system, without anything in it."""
     tq.close()
     tq.init(conf(units))
@@ -87,7 +87,7 @@ def test_saved_under_load(system, tmp_path):
         for each in producing:
             each.result()
     for number in range(saves):
-        anew(1 + 2 * number)
+        start_again(1 + 2 * number)
         tq.load_checkpoint(tmp_path / str(number))
         tags = tq.kv_list("p").get("p", {})
         for key, tag in tags.items():
@@ -214,7 +214,7 @@ def test_loaders_go_on(system, tmp_path):
     tq.save_checkpoint(tmp_path / "ck")
     places = {rank: each.state_dict() for rank, each in loaders.items()}
     del iterators, loaders
-    anew(1)
+    start_again(1)
     tq.load_checkpoint(tmp_path / "ck")
     after = {rank: [row for data, _ in loader(rank, places[rank]) for row in data["x"].tolist()] for rank in (0, 1)}
     assert sorted(row for rank in (0, 1) for row in before[rank] + after[rank]) == list(range(values))
@@ -232,7 +232,7 @@ def test_a_partition_is_added_to_a_running_system(system, tmp_path):
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"contains only the partitions \['replay'\], so it cannot replace the system"):
         tq.load_checkpoint(tmp_path / "ck")
-    anew(1)
+    start_again(1)
     kept = tq.get_client().put(rows(1), partition_id="p")
     stop, numbers = threading.Event(), []
 

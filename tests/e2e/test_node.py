@@ -288,6 +288,16 @@ def test_servers_know_neither_torch_nor_ray(shared: RunningSystem) -> None:
         assert "ray/" not in maps
 
 
+def test_two_systems_side_by_side(place: Place) -> None:
+    one, other = place.start("one"), place.start("other")
+    assert ask(one, CreatePartition("p")) == Done(True)
+    assert ask(other, CreatePartition("p")) == Done(True)
+    assert one.key != other.key
+    one.stop()
+    assert ask(other, CreatePartition("p")) == Done(False)
+    other.stop()
+
+
 # ---------------------------------------------------------------- finding
 
 

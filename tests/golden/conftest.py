@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from golden_files import read_expected, releases, unpack
-from golden_trees import flip
 
 SCENARIOS = ("records", "samplers", "processes")
 
@@ -31,12 +30,3 @@ def files(release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     folder = tmp_path_factory.mktemp("golden")
     yield {scenario: unpack(release, scenario, folder) for scenario in SCENARIOS}
     shutil.rmtree(folder)
-
-
-@pytest.fixture
-def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The files of the processes of the newest release, of which the files of this pattern were damaged."""
-    folder = unpack(releases()[-1], "processes", tmp_path)
-    for path in folder.glob(request.param):
-        flip(path, path.stat().st_size // 2)
-    return folder

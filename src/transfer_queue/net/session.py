@@ -149,8 +149,8 @@ class Session:
         self._run_starts: dict[int, int] = {}  # last -> first of the same runs
         self._news: dict[int, None] = {}  # the first sequences of runs that have grown since an envelope named them
         self._transports: dict[type[Any], Any] = {}
-        self._reads: deque[ValueRead] = deque(maxlen=4 * READS)
-        """The gets that are not reported yet, the newest ones. `ago` is the reading of `clock` when the get ended."""
+        self._reads: deque[tuple[float, ValueRead]] = deque(maxlen=4 * READS)
+        """The gets that are not reported yet, the newest ones, each with the reading of `clock` when it ended."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self.report_wait: float | None = None
         """Seconds after which a call that waits is reported, and again each time the wait has doubled; None: never."""
@@ -247,17 +247,17 @@ class Session:
             nbytes: See `ValueRead`.
         """
         ended = self.clock()
-        self._reads.append(ValueRead(ended, ended - began, partition, fields, rows, nbytes))
+        self._reads.append((ended, ValueRead(0.0, ended - began, partition, fields, rows, nbytes)))
 
     def _take_reads(self) -> list[ValueRead]:
         now = self.clock()
         reads: list[ValueRead] = []
         while self._reads and len(reads) < READS:
             try:
-                read = self._reads.popleft()
+                ended, read = self._reads.popleft()
             except IndexError:  # another thread may take them as well
                 break
-            reads.append(msgspec.structs.replace(read, ago=now - read.ago))
+            reads.append(msgspec.structs.replace(read, ago=now - ended))
         return reads
 
     def _take_news(self) -> list[tuple[int, int]]:

@@ -122,7 +122,7 @@ SAMPLERS = [
 ]
 
 
-@pytest.mark.parametrize(("which", "declared"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize(("which", "declared"), [(0, False), (1, False), (1, True), (2, False), (2, True)])
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
 def test_indexes_built_in_parts_equal_those_built_at_once(which: int, declared: bool, data: st.DataObject) -> None:

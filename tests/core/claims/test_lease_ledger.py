@@ -298,6 +298,20 @@ class Ledger(RuleBasedStateMachine):
 TestLedger = stateful(Ledger, 30, 40)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_rules_of_the_ledger_in_a_fixed_order(late: bool) -> None:
+    """The rules of the state machine in one fixed order, so that a change that disables them fails here."""
+    ledger = Ledger()
+    ledger.begin("sequential", 0)
+    ledger.put(1)
+    ledger.claim(1, 0, 0, "a", 1.0, 1)
+    if late:
+        ledger.wait(5.0)
+    ledger.ack(0, 0)
+    ledger.nothing_is_lost()
+    assert ledger.ledger == (set() if late else {0, 1})
+
+
 def test_the_ledger_of_a_batch_cleared_partly_and_then_completely() -> None:
     """A case that the state machine found: one row of a dealt batch is cleared after its lease has expired."""
     ledger = Ledger()

@@ -177,3 +177,26 @@ def test_the_order_of_the_holders_is_the_same_after_a_load() -> None:
     holders = list(locks.h.state.locks.holders())
     assert holders == ["a", "b", "c"]
     assert list(through_file(locks.h.state).locks.holders()) == holders
+
+
+def test_the_rules_of_the_model_in_a_fixed_order() -> None:
+    """The rules of the state machine in one fixed order, so that a change that disables them fails here."""
+    locks = Locks()
+    locks.take("a", ["x", "y"], 5.0, None)
+    locks.take("b", ["y"], 5.0, 100.0)
+    locks.take("c", ["y", "z"], 50.0, 100.0)
+    locks.release_by_another(0, "b")
+    locks.renew(0)
+    locks.release(0)
+    locks.put(0)
+    assert [lock.client for lock in locks.held] == ["b"]
+    locks.wait(20.0)
+    locks.put(1)
+    locks.the_controller_has_the_same_locks()
+    assert [lock.client for lock in locks.held] == ["c"]
+    locks.take("d", ["z"], 5.0, 2.0)
+    locks.cancel(0)
+    locks.restart(0)
+    locks.wait(2.0)
+    locks.the_controller_has_the_same_locks()
+    assert [lock.client for lock in locks.held] == ["c"]

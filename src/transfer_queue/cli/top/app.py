@@ -290,10 +290,14 @@ class TopApp(App[int]):
             raise news.error
         self._refresh(self.state.add(news))
 
-    def _refresh(self, is_other: bool = False) -> None:
-        """Draw the head of the open screen again, or all of it if there is something else to show."""
-        if self.screen_stack and isinstance(self.screen, TopScreen):  # timers still run when no screen is left
-            self.screen.refresh_all() if is_other else self.screen.refresh_head()
+    def _refresh(self, has_changed: bool = False) -> None:
+        """Draw the head of the open screen again, and all of it if what it shows has changed."""
+        if not self.screen_stack or not isinstance(self.screen, TopScreen):  # timers still run when no screen is left
+            return
+        if has_changed:
+            self.screen.refresh_all()
+        else:
+            self.screen.refresh_head()
 
     def _ask(self, question: Question, answer: Answer) -> None:
         self.source.ask(question, lambda result: self.call_later(answer, result))

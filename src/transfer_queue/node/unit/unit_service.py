@@ -351,15 +351,16 @@ def _receive(session: Session, block: RemoteBlock, into: memoryview) -> bool:
     for begin in range(0, nbytes, AT_ONCE):
         part = into[begin : min(nbytes, begin + AT_ONCE)]
         request = ReadPieces(unit, _packed(offset + begin), _packed(len(part)), *place)
-        if not _is_there(session, request, [part]):
+        if not _read(session, request, [part]):
             return False
-    return _is_there(session, ReadPieces(unit, b"", b"", *place), ())
+    return _read(session, ReadPieces(unit, b"", b"", *place), ())
 
 
 def _packed(number: int) -> bytes:
     return np.array([number], "<i8").tobytes()
 
 
-def _is_there(session: Session, request: ReadPieces, into: Sequence[memoryview]) -> bool:
+def _read(session: Session, request: ReadPieces, into: Sequence[memoryview]) -> bool:
+    """Read pieces of a block into these parts. Returns whether the unit still had the block."""
     reply = exchange(session, Request(("unit", request.unit), request, within=CALL_SECONDS, into=into))
     return isinstance(reply, Done) and bool(reply.value)
