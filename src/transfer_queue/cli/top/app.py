@@ -292,12 +292,9 @@ class TopApp(App[int]):
 
     def _refresh(self, has_changed: bool = False) -> None:
         """Draw the head of the open screen again, and all of it if what it shows has changed."""
-        if not self.screen_stack or not isinstance(self.screen, TopScreen):  # timers still run when no screen is left
-            return
-        if has_changed:
-            self.screen.refresh_all()
-        else:
-            self.screen.refresh_head()
+        if self.screen_stack and isinstance(self.screen, TopScreen):  # timers still run when no screen is left
+            draw = self.screen.refresh_all if has_changed else self.screen.refresh_head
+            draw()
 
     def _ask(self, question: Question, answer: Answer) -> None:
         self.source.ask(question, lambda result: self.call_later(answer, result))

@@ -48,13 +48,10 @@ def size_of(capacity: int) -> int:
 class MappedExtents:
     """A mapped file of extents: a page of numbers, then one entry for each extent. Only `_store` changes it."""
 
-    _head: Numbers
-    _entries: Numbers
-
     def _map(self, file: int, nbytes: int) -> None:
         mapping = mmap.mmap(file, nbytes)
-        self._head = np.frombuffer(mapping, "<u8", HEAD_BYTES // 8)
-        self._entries = np.frombuffer(mapping, "<u8", offset=HEAD_BYTES).reshape(-1, 4)
+        self._head: Numbers = np.frombuffer(mapping, "<u8", HEAD_BYTES // 8)
+        self._entries: Numbers = np.frombuffer(mapping, "<u8", offset=HEAD_BYTES).reshape(-1, 4)
 
     def _begin(self) -> None:
         """Initialize the numbers of a new file."""
