@@ -412,8 +412,8 @@ class RetryPolicy:
 
     def _lost(self, error: OSError) -> ConnectionLostError:
         return ConnectionLostError(
-            f"{self._server()} has not been reachable since {self._lost_since()} ({error}), tried {self._tries} times "
-            f"for {type(self._call.body).__name__}; its system was closed or has crashed{self._log()}. "
+            f"{self._server()} has not been reachable since {self._lost_since()} ({error}; attempts of "
+            f"{type(self._call.body).__name__}: {self._tries}); its system was closed or has crashed{self._log()}. "
             f"Start it again, then attach to it with tq.close() and tq.init()"
         )
 
