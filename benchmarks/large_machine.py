@@ -26,7 +26,7 @@ SECONDS = 460.0
 ALONE = ("kv", "gpu", "views")
 OTHERS = (
     "rare_events", "small_operations", "pipeline", "balance", "wakeup", "queues", "claims", "memory", "durability",
-    "timeline", "controller_limits", "journal", "loader", "restart", "scale", "live_page", "tags", "equal_values",
+    "timeline", "controller_limits", "journal", "loader", "restart", "live_page", "tags", "equal_values",
     "codec",
 )  # fmt: skip
 """The other benchmarks, the longest first."""

@@ -103,7 +103,11 @@ GROWTH: tuple[tuple[str, str, Sequence[tuple[str, str, str]]], ...] = (
         ("3 fields", "memory", "controller state of a row in blocks of 1000, 3 fields"),
         ("with a key and two tags", "memory", "controller state of a row in blocks of 1000, 3 fields with key"),
     )),
-    ("all requests that one controller serves", "-", (("training", "scale", "requests that one core"),)),
+    ("requests of one kind that one controller serves", "kind", (
+        ("puts of a row", "controller_limits", "requests, only of the kind 'put of a row'"),
+        ("puts of 64 rows", "controller_limits", "requests, only of the kind 'put of 64 rows'"),
+        ("claims", "controller_limits", "requests, only of the kind 'claim'"),
+    )),
 )  # fmt: skip
 """An operation, what its cost is shown for, and the results, each with its name and place."""
 GPU_ROWS = {

@@ -28,7 +28,6 @@ NAMES = (
     "wakeup",
     "rare_events",
     "pipeline",
-    "scale",
     "controller_limits",
     "journal",
     "durability",
