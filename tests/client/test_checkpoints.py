@@ -120,6 +120,18 @@ class TestRoundTrip:
         assert not set(before) & set(after)
         cluster.check()
 
+    def test_many_small_blocks(self, start, tmp_path):
+        """A thousand puts of one row, out of an arena in which many are gone."""
+        client = start(seed=3).client("a")
+        keys = [str(i) for i in range(1000)]
+        for i, key in enumerate(keys):
+            client.kv_put(key, "p", {"x": torch.tensor(i)})
+        client.kv_clear(keys[::3], "p")
+        left = [key for i, key in enumerate(keys) if i % 3]
+        other = start(seed=4).client("b")
+        load(other, save(client, tmp_path / "ck"))
+        assert values(other, left) == [int(key) for key in left]
+
 
 class TestUnits:
     @pytest.mark.parametrize("into", [{}, {"num_data_storage_units": 3}, {"num_data_storage_units": 2, "replicas": 2}])

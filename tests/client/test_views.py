@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
+from test_checkpoints import load, save
 
 import transfer_queue as tq
 from simulated import Start, numbers, ragged, reply_on_its_way, rows_of, same, table
@@ -261,6 +263,20 @@ def test_values_that_are_moved_to_disk(start: Start) -> None:
     got = [b.get_data(meta, layout="dense", copy=False)["x"] for meta in metas]
     assert [int(tensor.min()) for tensor in got] == [int(tensor.max()) for tensor in got] == list(range(12))
     assert all(map(tq.is_view, got)), "an arena on disk has views, too"
+
+
+def test_a_checkpoint_of_viewed_values(start: Start, tmp_path: Path) -> None:
+    cluster = start(seed=5)
+    a, b = cluster.client("a"), cluster.client("b")
+    meta = a.put(table(x=torch.full((4, 8192), 3)), partition_id="p")
+    view = b.get_data(meta, layout="dense", copy=False)["x"]
+    view.fill_(9)
+    save(a, tmp_path)
+    a.clear_partition("p")
+    load(a, tmp_path)
+    assert view.eq(9).all()
+    every = b.get_meta(["x"], None, "p", mode="force_fetch")
+    assert b.get_data(every, layout="dense", copy=False)["x"].eq(3).all()
 
 
 def test_values_that_are_replaced_between_lookup_and_view(a: Client, b: Client, cluster: Cluster) -> None:
