@@ -381,56 +381,14 @@ class TestBatchMeta:
         assert type(Mine([1], "p")[0]) is type(Mine.empty()) is type(Mine.concat([Mine([1], "p")])) is Mine
 
 
-INTS = FieldType("z", "tensor", "int64", 1, None, 1, False)
-
-
 class TestOfAReply:
-    def test_columns(self):
-        reply = ClaimReply(
-            np.array([7, 9]).tobytes(),
-            [
-                INTS,
-                FieldType("o", "object", "", 0, None, 0, False),
-                FieldType("d", "tensor", "float32", 2, [3, 4], 0, False),
-            ],
-            b"\x01\x00",
-            [{"n": 1}, {}],
-            {"z": np.array([[2], [4]]).tobytes()},
-        )
-        meta = batch_meta("p", reply, False)
-        assert (meta.global_indexes, meta.partition_ids) == ([7, 9], ["p", "p"])
-        assert meta.field_names == ["d", "o", "z"]
-        assert meta.field_schema == {
-            "d": {"dtype": torch.float32, "shape": (3, 4), "is_nested": False, "is_non_tensor": False},
-            "o": {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": True},
-            "z": {
-                "dtype": torch.int64,
-                "shape": None,
-                "is_nested": True,
-                "is_non_tensor": False,
-                "per_sample_shapes": [(2,), (4,)],
-            },
-        }
-        meta.production_status[1] = 1
-        assert meta.is_ready
-        assert meta.custom_meta == [{"n": 1}, {}]
-        assert meta.extra_info == {}
-
-    def test_without_status_all_are_produced(self):
-        meta = batch_meta("p", ClaimReply(np.arange(2).tobytes()), False)
-        assert meta.is_ready
-        assert meta.custom_meta == [{}, {}]
-
     def test_rows_are_not_copied(self):
         rows = np.arange(2)
         assert BatchMeta._from_columns(rows, "p", [])._rows() is rows
 
-    def test_empty(self):
-        meta = batch_meta("p", ClaimReply(b"", [INTS]), False)
-        assert (meta.partition_ids, meta.field_names, meta.chunk_by_partition()) == ([], ["z"], [])
-
     def test_fields_of_unknown_shape(self):
-        schema = batch_meta("p", ClaimReply(np.arange(2).tobytes(), [INTS]), False).field_schema
+        field = FieldType("z", "tensor", "int64", 1, None, 1, False)
+        schema = batch_meta("p", ClaimReply(np.arange(2).tobytes(), [field]), False).field_schema
         assert schema["z"]["is_nested"] is True
         assert BatchMeta([1], "p", {"never": {}}).field_schema["never"]["is_nested"] is False
 

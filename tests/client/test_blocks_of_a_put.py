@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_checkpoints import load, save
 
 from simulated import Start, table
 from transfer_queue.client.operations.operations import Operations
@@ -20,9 +18,6 @@ from transfer_queue.wire.blocks.column_sources import MIN_SAVED
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
 MIB = 1 << 20
-IMAGE = torch.ones(4096)
-VALUES = {"x": torch.arange(6, dtype=torch.float64), "text": ["a", "", "d", "e", "f", "g"], "image": [IMAGE] * 6}
-"""Rows that are one tensor are stored once, in a block of their own."""
 
 
 def live_blocks(cluster: Cluster) -> list[Any]:
@@ -81,27 +76,6 @@ def test_sparse_blocks_are_compacted_and_shared_values_stay_shared(
         found = b.get_data(meta.select_samples([0, 1, 2, 3]), layout="dense")
         assert found["image"].eq(0).all()
         assert found["x"].tolist() == [0, 1, 2, 3]
-
-
-def test_a_checkpoint_keeps_what_is_shared(a: Client, cluster: Cluster, tmp_path: Path) -> None:
-    meta = a.put({"image": [IMAGE, IMAGE, 2 * IMAGE]}, partition_id="p")
-    (block,) = live_blocks(cluster)
-    folder = save(a, tmp_path / "saved")
-    a.clear_samples(meta)
-    load(a, folder)
-    found = a.get_meta(["image"], 3, "p", task_name="t")
-    assert a.get_data(found, layout="dense")["image"][:, 0].tolist() == [1, 1, 2]
-    (again,) = live_blocks(cluster)
-    assert again[1] == block[1] == 3
-    assert again[3] == block[3]
-
-
-def test_the_report_of_a_sample_names_the_writer_of_each_field(a: Client) -> None:
-    meta = a.put(table(**VALUES), partition_id="p")
-    report = a.describe_sample("p", meta.global_indexes[2])
-    assert {field.name: field.client for field in report.fields} == {"x": "a", "text": "a", "image": "a"}
-    (event,) = report.history
-    assert sorted(event.fields) == ["image", "text", "x"]
 
 
 def test_a_wide_put_of_several_blocks(cluster: Cluster) -> None:

@@ -80,13 +80,6 @@ class TestBytes:
         assert [int(row.float().mean()) for row in rows] == list(range(40))
         a.kv_put("more", "p", {"x": torch.zeros(10, dtype=torch.uint8)})
 
-    def test_space_is_used_again_and_again(self, a: Client, b: Client, cluster: Cluster) -> None:
-        for i in range(20):
-            meta = (a, b)[i % 2].put(mib(3, i), partition_id="p")
-            assert int(a.get_data(meta)["x"].values().max()) == i
-            b.clear_samples(meta)
-        assert cluster.unit.pool.arena.held <= 4 * MIB
-
 
 class TestAdvice:
     """A refusal names the timeout that would help: any for a put that has none, a longer one for a put that has one."""

@@ -1,4 +1,4 @@
-"""Groups that are dropped and made again, by every kind of put of a client, and the refill loop of a producer."""
+"""Groups that are dropped and made again, by every kind of put of a client."""
 
 from __future__ import annotations
 
@@ -57,25 +57,3 @@ def test_the_whole_group_is_made_again(cluster: Cluster, put: Put, late_first: b
     assert values(client) == [10, 11, 12, 13]
     (progress,) = client.status().partitions
     assert progress.dropped == {"all alike": SIZE - 1, "of a dropped group": 1}
-
-
-def test_a_refill_loop_makes_dropped_groups_again(start: Start) -> None:
-    """A worker ends before its last samples; the prompts are made again until the task has its groups."""
-    made = start(seed=1, sampler=GRPOGroupNSampler(SIZE), conf=CONF)
-    client = made.client("a")
-    client.create_partition("p", group_size=SIZE, max_staleness=0, rows_per_version=2 * SIZE)
-    client.want("p", 2, "train")
-    for attempt in range(4):
-        worker = made.client(f"w{attempt}")
-        for prompt in range(worker.wanted("p", "train", most=8)):
-            count = SIZE if attempt else SIZE - 1
-            worker.put(numbers(count, 10 * attempt), partition_id="p", group_ids=[prompt] * count)
-        if attempt < 3:
-            worker.close()
-            client.drop("p", [0, 1], reason="incomplete")
-            assert client.wanted("p", "train") == 2
-    assert client.wanted("p", "train") == 0
-    for batch_index in range(2):
-        config = {"dp_rank": 0, "batch_index": batch_index}
-        meta = client.get_meta("x", SIZE, "p", task_name="train", sampling_config=config)
-        assert client.get_data(meta)["x"].tolist() == [30, 31, 32, 33]

@@ -57,19 +57,6 @@ def values_of(client: Client, meta: Any) -> list[int]:
     return [int(row[0]) for row in rows_of(client.get_data(meta.select_fields(["x"]))["x"])]
 
 
-def test_equal_rows_of_puts_are_stored_once(a: Client, b: Client, cluster: Cluster) -> None:
-    first = a.put(table(x=images(1, 2, 1, 1), n=torch.arange(4)), partition_id="p")
-    held = live_bytes(cluster)
-    assert held < 3 * 4 * SIZE
-    second = b.put(table(x=images(2, 2, 1)), partition_id="p")
-    assert live_bytes(cluster) == held
-    third = b.put(table(x=images(3, 1)), partition_id="p")
-    assert live_bytes(cluster) - held == 4 * SIZE
-    for meta, wanted in ((first, [1, 2, 1, 1]), (second, [2, 2, 1]), (third, [3, 1])):
-        assert values_of(a, meta) == values_of(b, meta) == wanted
-    assert known(cluster) == 3
-
-
 def test_other_partitions_fields_and_short_values_have_their_own(a: Client, cluster: Cluster) -> None:
     for name, columns in (("p", {"x": images(1)}), ("q", {"x": images(1)}), ("p", {"image_2": images(1)}),
                           ("p", {"y": images(1)}), ("p", {"x": [torch.zeros(4)] * 2})):  # fmt: skip

@@ -246,15 +246,6 @@ def test_replicas_and_compaction_concern_the_arenas_only(start: Start) -> None:
         a.drain_unit(2)
 
 
-def test_nested_fields_follow_their_table(a: Client, cluster: Cluster) -> None:
-    inner = TensorDict({"y": torch.arange(6), "stored_z": torch.arange(6)}, batch_size=[6])
-    pixels = TensorDict({"red": torch.arange(6)}, batch_size=[6])
-    meta = a.put(TensorDict({"n": inner, "pixels": pixels}, batch_size=[6]), partition_id="p")
-    assert fields_of_unit(cluster) == {0: {"n", "n::y", "n::stored_z"}, 1: {"pixels", "pixels::red"}}
-    found = a.get_data(meta)
-    assert found["n", "stored_z"].tolist() == found["pixels", "red"].tolist() == list(range(6))
-
-
 def test_a_column_without_bytes_is_in_no_object_of_its_own(start: Start) -> None:
     cluster = start(conf=conf(**{"n::y": "SimpleStorage", "n": KIND}))
     a = cluster.client("a")

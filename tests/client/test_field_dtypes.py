@@ -29,14 +29,6 @@ def mixed(client: Client, **more: Any) -> None:
     client.kv_batch_put(["c", "d"], "p", table(x=INTS))
 
 
-def test_a_second_dtype_is_accepted_and_a_get_over_both_promotes(a: Client, b: Client) -> None:
-    mixed(a)
-    whole = b.kv_batch_get(["c", "a", "d", "b"], "p")["x"]
-    assert same(whole, torch.stack([INTS[0].float(), FLOATS[0], INTS[1].float(), FLOATS[1]]))
-    assert same(b.kv_batch_get(["d", "c"], "p")["x"], INTS.flip(0)), "rows of one dtype come as they were put"
-    assert same(b.kv_batch_get(["a", "b"], "p")["x"], FLOATS)
-
-
 def test_a_row_may_be_replaced_by_one_of_another_dtype(a: Client) -> None:
     a.kv_batch_put(["a", "b"], "p", table(x=FLOATS))
     a.kv_put("a", "p", {"x": torch.tensor(7)})

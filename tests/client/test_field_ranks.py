@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from simulated import Start, ragged, rows_of, same, table
-from tests.simulation.faulty_cluster import FaultyCluster
-from transfer_queue.dataloader.streaming_dataset import StreamingDataset
+from simulated import ragged, same, table
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.testing import Client
 
 SCALARS = torch.tensor([1.5, 2.5, 3.5])
@@ -119,44 +115,9 @@ def test_the_callers_tensors(a: Client) -> None:
     assert (out["r"].tolist(), out["o"].tolist()) == ([1.5, 2.5, 3.5], [1.0, 3.0])
 
 
-def test_loaders_and_claims(start: Start) -> None:
-    a = start(seed=3).client("a")
-    put(a)
-    a.seal("p")
-    stream = StreamingDataset(a, 1, 1, ["r"], "p", "t", 0)
-    columns = [data.get("r") for data, _ in stream]
-    assert [same(column, SCALARS[at : at + 1]) for at, column in enumerate(columns[:3])] == [True] * 3
-    assert columns[3].layout == torch.jagged
-    data, meta, _ = a.await_data(["r"], 3, "p", "u", {}, False)
-    assert same(data["r"], SCALARS)
-    assert meta.field_schema["r"]["shape"] == torch.Size([])
-    pairs = [data.get("r") for data, _ in StreamingDataset(a, 2, 2, ["r"], "p", "v", 0)]
-    assert same(pairs[0], SCALARS[:2])
-    assert [tuple(row.shape) for row in pairs[1].tolist()] == [(), (1, 1)]
-    mixed = [data.get("r") for data, _ in StreamingDataset(a, 2, 1, ["r"], "p", "w", 0)]
-    assert [[tuple(row.shape) for row in rows_of(column)] for column in mixed] == [[()], [()], [()], [(1, 1)]]
-
-
 def test_samples_of_several_partitions(a: Client) -> None:
     put(a)
     other = a.put(table(r=SCALARS, x=torch.arange(3)), partition_id="q")
     both = BatchMeta.concat([a.kv_retrieve_meta(["r1", "r3"], "p").select_fields(["r"]), other.select_fields(["r"])])
     assert same(a.get_data(both.select_samples([4, 0, 2]))["r"], SCALARS[[2, 1, 0]])
     assert [tuple(row.shape) for row in a.get_data(both).get("r").tolist()] == [(), (1, 1), (), (), ()]
-
-
-def test_after_restarts_of_the_controller(tmp_path: Path) -> None:
-    cluster = FaultyCluster(tmp_path, snapshot_every=3)
-    a = cluster.client("a")
-    put(a)
-    for _ in range(2):
-        cluster.crash(CONTROLLER, 1.0)
-        cluster.advance(2.0)
-        assert same(by_keys(a, ["r0", "r2"])["r"], SCALARS[[0, 2]])
-    a.kv_clear("r3", "p")
-    cluster.crash(CONTROLLER, 1.0)
-    cluster.advance(2.0)
-    assert same(by_keys(a, ["r0", "r1", "r2"])["r"], SCALARS)
-    assert a.get_meta(["r"], None, "p", mode="force_fetch").field_schema["r"]["shape"] == torch.Size([])
-    cluster.check()
-    cluster.close()

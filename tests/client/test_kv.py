@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import TensorDict
 
 from simulated import Start, numbers, ragged, rows_of, same, table
 from transfer_queue.errors import DuplicateError, InvalidArgumentError, UnknownPartitionError
@@ -49,23 +49,6 @@ class TestPut:
         assert a.kv_batch_put(["k", "l"], "p", tags=[{}, {"n": 1}]).fields == []
         assert a.kv_put("l", "p", {"z": 1}).fields == ["z"]
         assert a.kv_batch_put(["k", "l"], "p", tags=[{}, {}]).fields == ["z"]
-
-    def test_fields_of_one_sample(self, a: Client, b: Client) -> None:
-        value = {
-            "t": torch.ones(2, 2),
-            "s": torch.tensor(4),
-            "l": [1, 2],
-            "a": np.arange(3),
-            "n": None,
-            "d": {"u": (1,)},
-        }
-        a.kv_put("k", "p", value)
-        back = b.kv_batch_get("k", "p")
-        assert back.batch_size == torch.Size([1])
-        assert same(back["t"].unbind()[0], torch.ones(2, 2))
-        assert back["s"].tolist() == [4]
-        for name in "land":
-            assert same(back.get(name).tolist(), [value[name]])
 
     def test_a_tensordict_of_one_row(self, a: Client) -> None:
         a.kv_put("k", "p", TensorDict({"x": torch.ones(1, 3), "n": ragged(2)}, batch_size=[1]))
@@ -118,10 +101,6 @@ class TestPut:
     def test_duplicates_have_a_class(self, a: Client) -> None:
         with pytest.raises(DuplicateError):
             a.kv_batch_put(["k", "k"], "p", numbers(2))
-
-    def test_no_keys(self, a: Client) -> None:
-        assert a.kv_batch_put([], "p", {"x": []}) == KVBatchMeta(partition_id="p", fields=[])
-        assert a.kv_list() == {}
 
     def test_one_key_as_str(self, a: Client) -> None:
         assert a.kv_batch_put("key", "p", numbers(1)).keys == ["key"]
@@ -346,27 +325,3 @@ class TestTags:
         client = cluster.client("c")
         client.kv_batch_put(["k"], "p", numbers(1), tags=[{"total_lengths": np.int32(5), "o": Exotic(1)}])
         assert client.get_meta(["x"], 1, "p", task_name="t").custom_meta == [{"total_lengths": 5, "o": Exotic(1)}]
-
-
-class TestValues:
-    def test_what_comes_back(self, a: Client, b: Client) -> None:
-        columns: dict[str, Any] = {
-            "dense": torch.arange(6, dtype=torch.bfloat16).reshape(3, 2),
-            "ragged": ragged(2, 0, 1, dtype=torch.float64),
-            "list": [1, "two", None],
-            "array": np.array([1, 2, 3], dtype=np.uint16),
-            "bytes": np.array([b"a", b"bb", b""], dtype=object),
-            "stack": NonTensorStack({"a": 1}, {"a": 2}, {"a": 3}),
-            "tensors": [torch.zeros(1), torch.ones(2), torch.zeros(0)],
-            "nan": torch.tensor([0x7FC12345, 0x7F800001, 0], dtype=torch.int32).view(torch.float32),
-        }
-        a.kv_batch_put(["k", "l", "m"], "p", columns)
-        back = b.kv_batch_get(["k", "l", "m"], "p")
-        assert all(map(same, back["dense"].unbind(), columns["dense"]))
-        assert [row.tolist() for row in back["ragged"].unbind()] == [[1, 1], [], [3]]
-        assert back.get("list").tolist() == [1, "two", None]
-        assert same(back["array"], torch.tensor([1, 2, 3], dtype=torch.uint16))
-        assert back.get("bytes").tolist() == [b"a", b"bb", b""]
-        assert back.get("stack").tolist() == [{"a": 1}, {"a": 2}, {"a": 3}]
-        assert [len(row) for row in back["tensors"].unbind()] == [1, 2, 0]
-        assert same(back["nan"], columns["nan"])

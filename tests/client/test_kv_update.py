@@ -218,23 +218,6 @@ class TestConflicts:
         assert pauses[0] == 2 * FIRST_PAUSE
         assert pauses[-1] == LONGEST_PAUSE
 
-    def test_refused_puts_leave_no_space_behind(self, cluster: Cluster, a: Client, b: Client) -> None:
-        a.kv_put("k", "p", {"x": torch.zeros(100_000)})
-
-        def change(values: Values) -> Values:
-            if len(calls) < 20:
-                calls.append(b.kv_put("k", "p", tag={"n": len(calls)}))
-            return {"x": values["x"] + 1}
-
-        calls: list[Any] = []
-        a.kv_update("k", "p", "x", change)
-        assert a.kv_batch_get("k", "p", layout="dense")["x"][0, 0] == 1
-        a.clear_partition("p")
-        for client in (a, b):
-            client.call(client.state.space.return_extents())
-        cluster.advance(5.0)
-        assert cluster.unit.table.leased == 0
-
     def test_concurrent_updates_of_one_key_all_count(self, cluster: Cluster) -> None:
         clients = [cluster.client(f"c{n}") for n in range(6)]
         tasks = [

@@ -1,21 +1,16 @@
-"""Clients that close, die, lose their connection and come back; threads of one client."""
+"""Clients that close, die, lose their connection and come back; operations of one client at the same time."""
 
 from __future__ import annotations
-
-import threading
-from typing import Any
 
 import pytest
 import torch
 from test_capacity import MIB, mib
 
 from simulated import numbers, table
-from transfer_queue.core.events.effects import Send
 from transfer_queue.errors import NotInitializedError
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL
-from transfer_queue.storage.unit.unit_effects import SendReply
 from transfer_queue.testing import Client, Cluster
 
 
@@ -117,27 +112,6 @@ class TestReconnect:
         a.close()
         assert cluster.unit.table.leased == 0
 
-    @pytest.mark.parametrize("seed", range(8))
-    def test_connections_that_break_all_the_time(self, start: Any, seed: int) -> None:
-        """Every request has the effect of once, wherever its connection broke."""
-        cluster = start(seed=seed)
-        clients = [cluster.client(name) for name in "ab"]
-        tasks = []
-        for i in range(12):
-            client = clients[i % 2]
-            tasks.append(client.start(client.operations.put(numbers(3, 3 * i), partition_id="p")))
-            for _ in range(seed + 1):
-                cluster.network.deliver()
-            clients[(i + seed) % 2].reconnect()
-        while not all(task.done for task in tasks):
-            cluster.run()
-            for client in clients:
-                client.reconnect()
-        indexes = sorted(index for task in tasks for index in task.result().global_indexes)
-        assert indexes == list(range(36))
-        shown = clients[0].get_meta(["x"], None, "p", mode="force_fetch")
-        assert sorted(clients[1].get_data(shown)["x"].tolist()) == list(range(36))
-
 
 class TestOneClientManyThreads:
     def test_operations_interleave(self, a: Client, cluster: Cluster) -> None:
@@ -149,50 +123,3 @@ class TestOneClientManyThreads:
         for i, task in enumerate(puts):
             rows = a.get_data(task.result())["x"].unbind()
             assert [(int(row.min()), int(row.max())) for row in rows] == [(i, i)] * 2
-
-    def test_threads_put_while_others_read(self, a: Client, cluster: Cluster) -> None:
-        """Real threads, with the cluster under a lock as a server is under its loop; space is theirs in common."""
-        lock = threading.Lock()
-        errors: list[BaseException] = []
-
-        def step(operation: Any) -> Any:
-            call = next(operation)
-            while True:
-                with lock:
-                    sequence, _ = a.state.session.begin_request(call.body)
-                    reply = self._serve(cluster, call, sequence)
-                try:
-                    call = operation.send(reply)
-                except StopIteration as stop:
-                    return stop.value
-
-        def work(number: int) -> None:
-            try:
-                for turn in range(15):
-                    fill = number * 100 + turn
-                    meta = step(a.operations.put(table(x=torch.full((3, 700 * (turn + 1)), fill)), partition_id="p"))
-                    values = step(a.operations.get_data(meta))["x"].values()
-                    assert (int(values.min()), int(values.max())) == (fill, fill)
-                    if turn % 2:
-                        step(a.operations.clear_samples(meta))
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-        assert len(a.get_meta(["x"], None, "p", mode="force_fetch")) == 4 * 8 * 3
-
-    @staticmethod
-    def _serve(cluster: Cluster, call: Any, sequence: int) -> Any:
-        if call.target[0] == "unit":
-            [answer] = cluster.unit.handle("a", 10**6, sequence, call.body, 0.0)
-            assert isinstance(answer, SendReply)
-            return answer.reply
-        first, *others = cluster.controller.handle("a", 10**6, RequestEnvelope(sequence, 0, call.body), 0.0)
-        cluster._run_core_effects(others)
-        assert isinstance(first, Send)
-        return first.reply

@@ -68,11 +68,13 @@ def test_over_two_partitions_with_columns_that_torch_does_not_index(a: Client, d
         "s": [torch.full(shape, float(row)) for row, shape in enumerate(shapes)],
         "j": [torch.full((2, length), float(length)) for length in (1, 0, 2, 3)],
         "o": [None, "a", {"k": 1}, torch.ones(2)],
+        "d": list(torch.arange(4)),
     }
     inner = table(
         s=torch.nested.as_nested_tensor(columns["s"], layout=torch.strided),
         j=torch.nested.as_nested_tensor(columns["j"], layout=torch.jagged),
         o=stack_of(columns["o"], 4),
+        d=torch.arange(4),
     )
     data = inner
     for _ in range(depth):

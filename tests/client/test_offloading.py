@@ -44,8 +44,7 @@ def places(cluster: Cluster) -> list[set[int]]:
     return [{place.unit for place in places} for _, _, places, _ in cluster.controller.state.blocks.live_blocks()]
 
 
-@pytest.mark.parametrize(("units", "replicas"), [(1, 1), (2, 2)])
-@pytest.mark.parametrize("size", [16 * KIB, 256 * KIB, 1536 * KIB])
+@pytest.mark.parametrize(("units", "replicas", "size"), [(1, 1, 16 * KIB), (2, 2, 256 * KIB), (1, 1, 1536 * KIB)])
 def test_eight_times_the_memory(start: Start, units: int, replicas: int, size: int) -> None:
     """Puts without a timeout never fail; all reads as it was put, while more is put and some is cleared."""
     cluster = start(conf=conf(units, replicas), arena_bytes=2 * MIB, seed=size)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 
 from simulated import numbers, ragged, same, table
 from transfer_queue.errors import (
@@ -78,34 +77,6 @@ class TestExistingSamples:
         assert a.get_data(meta)["x"].tolist() == [0, 30, 2, 70]
         b.put(numbers(4), meta)
         assert cluster.controller.state.blocks.live_bytes == before
-
-    def test_over_two_partitions(self, a: Client, b: Client) -> None:
-        one, two = (a.put(numbers(2, start), partition_id=p) for start, p in ((0, "p"), (10, "q")))
-        both = BatchMeta.concat([one, two])
-        both.reorder([2, 0, 3, 1])
-        assert both.partition_ids == ["q", "p", "q", "p"]
-        objects = [{"n": i} for i in range(4)]
-        data = table(
-            y=torch.arange(4) * 1.5, n=ragged(1, 2, 3, 4), o=objects, s=NonTensorStack("a", "b", "c", "d"),
-            one=NonTensorData("same", batch_size=[4]), arrays=np.array([10, 11, 12, 13]),
-        )  # fmt: skip
-        assert a.put(data, both) is both
-        assert both.field_names == ["arrays", "n", "o", "one", "s", "x", "y"]
-        back = b.get_data(both)
-        assert back["x"].tolist() == [10, 0, 11, 1]
-        assert same(back["y"], torch.arange(4) * 1.5)
-        assert [len(row) for row in back["n"].unbind()] == [1, 2, 3, 4]
-        assert back.get("o").tolist() == objects
-        assert back.get("s").tolist() == ["a", "b", "c", "d"]
-        assert back.get("one").tolist() == ["same"] * 4
-        assert back["arrays"].tolist() == [10, 11, 12, 13]
-        assert a.get_data(one.copy())["x"].tolist() == [0, 1]
-
-    def test_over_two_partitions_a_list_in_nontensordata(self, a: Client) -> None:
-        one, two = (a.put(numbers(1), partition_id=p) for p in "pq")
-        both = BatchMeta.concat([two, one])
-        a.put(TensorDict({"o": NonTensorData(["u", "v"], batch_size=[2])}, batch_size=[2]), both)
-        assert a.get_data(both).get("o").tolist() == ["u", "v"]
 
     @pytest.mark.parametrize("timeout", ["5", float("nan"), float("inf"), [1]])
     def test_a_timeout_that_is_none(self, a: Client, timeout: Any) -> None:
@@ -233,33 +204,6 @@ class TestGroups:
 
 
 class TestDataParser:
-    def test_gets_columns_by_their_kinds(self, a: Client) -> None:
-        seen: dict[str, Any] = {}
-
-        def parse(columns: dict[str, Any]) -> dict[str, Any]:
-            seen.update(columns)
-            return columns
-
-        data = table(
-            dense=torch.zeros(2, 3), nested=ragged(1, 2), objects=np.array(["u", {}], dtype=object), words=["u", "v"]
-        )
-        a.put(data, partition_id="p", data_parser=parse)
-        assert sorted(seen) == ["dense", "nested", "objects", "words"]
-        assert same(seen["dense"], torch.zeros(2, 3))
-        assert [type(seen["nested"]), len(seen["nested"])] == [list, 2]
-        assert seen["words"] == ["u", "v"]
-
-    def test_turns_references_into_content(self, a: Client, b: Client) -> None:
-        contents = {"u": torch.arange(2), "v": torch.arange(3)}
-        meta = a.put(
-            table(image=["u", "v", "u"], x=torch.arange(3)),
-            partition_id="p",
-            data_parser=lambda columns: {**columns, "image": [contents[url] for url in columns["image"]]},
-        )
-        back = b.get_data(meta)
-        assert [row.tolist() for row in back["image"].unbind()] == [[0, 1], [0, 1, 2], [0, 1]]
-        assert meta.get_shapes("image") == [torch.Size([2]), torch.Size([3]), torch.Size([2])]
-
     def test_is_called_once_over_two_partitions(self, a: Client) -> None:
         both = BatchMeta.concat([a.put(numbers(1), partition_id=p) for p in "pq"])
         calls = []
@@ -271,21 +215,6 @@ class TestDataParser:
         a.put(table(url=["u", "v"]), both, data_parser=parse)
         assert calls == [["u", "v"]]
         assert a.get_data(both).get("url").tolist() == ["U", "V"]
-
-    @pytest.mark.parametrize(
-        "parse",
-        [
-            lambda columns: {"other": columns["x"]},
-            lambda columns: {**columns, "more": columns["x"]},
-            lambda columns: {"x": columns["x"][:1]},
-            lambda columns: None,
-            lambda columns: {"x": 5},
-        ],
-    )
-    def test_a_result_that_does_not_fit(self, a: Client, parse: Callable[..., Any]) -> None:
-        with pytest.raises(InvalidArgumentError, match="data_parser"):
-            a.put(numbers(2), partition_id="p", data_parser=parse)
-        assert a.get_partition_list() == []
 
     def test_its_own_fault_reaches_the_caller(self, a: Client) -> None:
         def parse(columns: dict[str, Any]) -> dict[str, Any]:

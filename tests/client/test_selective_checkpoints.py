@@ -128,22 +128,6 @@ class TestWhatIsAdded:
 
         assert size(tmp_path / "some") * 10 < size(tmp_path / "all")
 
-    def test_indexes_are_new(self, cluster, a, tmp_path):
-        """No global index is used again, and metadata from before stays valid."""
-        meta = a.kv_batch_put(["a", "b"], "p", numbers(2))
-        old = a.kv_retrieve_meta(["a", "b"], "p")
-        save_some(a, tmp_path / "ck", "p")
-        kept = a.put(numbers(2, start=7), partition_id="kept")
-        a.clear_partition("p")
-        a.load_samples(tmp_path / "ck", "p")
-        new = a.kv_retrieve_meta(["a", "b"], "p").global_indexes
-        assert not set(new) & {*old.global_indexes, *kept.global_indexes}
-        assert a.get_data(kept)["x"].tolist() == [7, 8]
-        assert values(a, ["a", "b"]) == [0, 1]
-        assert meta.keys == ["a", "b"]
-        with pytest.raises(StorageKeyNotFoundError):
-            a.get_data(old.select_fields(["x"]))
-
     def test_a_second_load_after_a_restart(self, start, tmp_path):
         """What a load has added is in the journal, and is saved and loaded again."""
         cluster = start(seed=3)

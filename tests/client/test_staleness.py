@@ -1,8 +1,6 @@
-"""How old samples are when a trainer gets them: producers of random speed, and a trainer that sends weights first."""
+"""Samples that are too old for a partition: claims skip them, which makes space for others."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 import torch
@@ -10,96 +8,15 @@ from test_checkpoints import load, save
 
 from simulated import Start, numbers
 from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, write_json
-from transfer_queue.core.claims import deal
 from transfer_queue.errors import StalenessError
-from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, SequentialSampler
 from transfer_queue.testing import Client, Cluster
 
-ROWS = 4
 POLLING = {"controller": {"polling_mode": True}}
-
-
-class Producer:
-    """Generates `ROWS / 2` samples at a time, with the weights that it read when it began, and puts them."""
-
-    def __init__(self, client: Client, draw: random.Random, slow: float) -> None:
-        self._client = client
-        self._draw = draw
-        self._slow = slow
-        self.version = -1
-        """The version of the weights of the samples that it generates; -1 while it generates none."""
-        self._left = 0.0
-
-    def step(self, weights: int) -> bool:
-        """Do the work of a unit of time. Returns whether samples were put."""
-        if self.version < 0:
-            self.version, self._left = weights, self._draw.expovariate(1.0 / self._slow)
-        self._left -= 1.0
-        if self._left > 0:
-            return False
-        try:
-            group = f"{self._client.name}-{self._draw.random()}"
-            tags = [{"policy_version": self.version}] * (ROWS // 2)
-            self._client.put(numbers(ROWS // 2), partition_id="p", tags=tags, group_ids=[group] * (ROWS // 2))
-        except StalenessError:
-            return False  # it puts them as soon as they are admitted
-        self.version = -1
-        return True
 
 
 def counted(cluster: Cluster) -> int:
     """How many samples count for the limit."""
     return cluster.controller.state.partitions["p"].window.counted
-
-
-def train(cluster: Cluster, k: int, seed: int, steps: int = 12) -> tuple[list[int], int]:
-    """Train for some steps. Returns the age of the oldest sample of each batch, and how many samples were ahead.
-
-    As TRL does, the trainer sends the weights of the next version before its version rises.
-    """
-    draw = random.Random(seed)
-    trainer = cluster.client("trainer")
-    trainer.create_partition("p", max_staleness=k, rows_per_version=ROWS)
-    producers = [Producer(cluster.client(f"p{n}"), draw, slow) for n, slow in enumerate((0.5, 1.0, 3.0, 9.0))]
-    ages: list[int] = []
-    weights = version = ahead = busy = 0
-    for _ in range(3000):
-        for producer in producers:
-            producer.step(weights)
-        ahead = max(ahead, counted(cluster))
-        if busy:
-            busy -= 1
-            if busy == 1:
-                weights = version + 1  # sent, but the version has not risen yet
-            elif not busy:
-                version += 1
-                trainer.set_policy_version("p", version)
-            continue
-        meta = trainer.get_meta("x", ROWS, "p", task_name="train")
-        if meta.size:
-            ages.append(version - min(tag["policy_version"] for tag in meta.custom_meta))
-            trainer.clear_samples(meta)
-            busy = draw.randint(2, 6)
-        if len(ages) == steps:
-            return ages, ahead
-    raise AssertionError(f"the training stands still after {len(ages)} steps")
-
-
-@pytest.mark.parametrize("sampler", [SequentialSampler(), GRPOGroupNSampler(2)], ids=["rows", "groups"])
-@pytest.mark.parametrize("k", [0, 1, 3])
-def test_no_claim_returns_a_sample_that_is_more_than_k_versions_old(start: Start, k: int, sampler: BaseSampler):
-    """Producers may still be k versions ahead, and the training never stands still, however many are skipped."""
-    runs = [train(start(seed=seed, sampler=sampler, conf=POLLING), k, seed) for seed in range(6)]
-    assert max(max(ages) for ages, _ in runs) <= k
-    assert max(ahead for _, ahead in runs) == (k + 1) * ROWS
-    assert k == 0 or max(max(ages) for ages, _ in runs) == k, "a smaller limit would do as well"
-
-
-def test_the_limit_at_the_put_alone_lets_older_samples_through(start: Start, monkeypatch):
-    """It counts the version at the put, which is younger than the one that generated the sample."""
-    monkeypatch.setattr(deal, "stale_rows", lambda *_: {})
-    runs = [train(start(seed=seed, conf=POLLING), 1, seed) for seed in range(6)]
-    assert max(max(ages) for ages, _ in runs) > 1
 
 
 def put(client: Client, versions: list[int | None]) -> None:

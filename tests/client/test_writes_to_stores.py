@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from store_in_memory import MemoryStore
 from transfer_queue.client.data import store_io
 from transfer_queue.errors import CapacityError, ConnectionLostError, TransferQueueError
 from transfer_queue.messages.descriptors import UnitInfo
@@ -17,7 +18,7 @@ from transfer_queue.messages.system import TopologyReply
 from transfer_queue.net.calls import Pause, Work
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.protocols import Bytes, Reserved
-from transfer_queue.storage.stores.base import Piece, Store, StoreAddress
+from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
 
 PATIENCE = 5.0
@@ -29,10 +30,11 @@ NEVER_ENDED = StoreServerProgress("MooncakeStore", "n2", "10.0.0.2", 71, True, 1
 OF_ANOTHER_STORE = StoreServerProgress("Yuanrong", "n2", "10.0.0.2", 72, False, 1.5, 1)
 
 
-class FailingStore(Store):
+class FailingStore(MemoryStore):
     """Raises these errors first, one for each write, and then keeps what is written."""
 
     def __init__(self, errors: Sequence[TransferQueueError]) -> None:
+        super().__init__()
         self.errors = list(errors)
         self.held: dict[str, bytes] = {}
 
@@ -40,15 +42,6 @@ class FailingStore(Store):
         if self.errors:
             raise self.errors.pop(0)
         self.held[key] = data.tobytes()
-
-    def read(self, pieces: Sequence[Piece], into: Bytes, within: float) -> list[str]:
-        raise NotImplementedError
-
-    def remove(self, keys: Sequence[str]) -> None:
-        raise NotImplementedError
-
-    def missing(self, keys: Sequence[str]) -> list[str]:
-        raise NotImplementedError
 
 
 @pytest.fixture

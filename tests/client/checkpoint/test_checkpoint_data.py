@@ -93,6 +93,7 @@ def test_the_blocks_of_the_state_come_back(tmp_path_factory: pytest.TempPathFact
         older = data.draw(st.sampled_from([*(each.folder for each in [*saves[-1:] * 2, *saves[-3:]]), None]))
         made, memory = cut(system)
         save_blocks(folder, made, older, lambda unit: Mapped(memory[unit]))
+        assert len(read_manifest(folder)) <= checkpoint_data.MAX_FILES
         saves.append(Saved(folder, replace(system, origins=dict(system.origins), blocks=dict(system.blocks))))
         assert loaded(saves[-1], external=data.draw(st.booleans())) == system.blocks
 

@@ -31,6 +31,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
+@pytest.fixture
+def meta(a: Client) -> tq.BatchMeta:
+    """Metadata of rows full of 3 in partition p."""
+    return a.put(value(3), partition_id="p")
+
+
 def value(fill: int, rows: int = ROWS, width: int = 8192) -> Any:
     return table(x=torch.full((rows, width), fill), small=torch.arange(rows))
 
@@ -40,8 +46,7 @@ def viewed(cluster: Cluster) -> int:
 
 
 @pytest.mark.parametrize("layout", ["jagged", "dense", "padded", "list"])
-def test_what_a_device_copies(a: Client, b: Client, driver: Driver, layout: str) -> None:
-    meta = a.put(value(3), partition_id="p")
+def test_what_a_device_copies(b: Client, driver: Driver, layout: str, meta: tq.BatchMeta) -> None:
     got, host = b.get_data(meta, layout=layout, device="cpu"), b.get_data(meta, layout=layout)
     assert all(map(same, rows_of(got["x"]), rows_of(host["x"])))
     assert got["small"].tolist() == list(range(ROWS))
@@ -101,9 +106,8 @@ def test_tensors_of_the_caller_on_a_device_are_filled_in_divided_copies(
     assert found == [("meta", ROWS * 8192 * 8, True, True)]
 
 
-def test_devices_of_one_driver_share_what_is_registered(a: Client, b: Client, driver: Driver) -> None:
+def test_devices_of_one_driver_share_what_is_registered(b: Client, driver: Driver, meta: tq.BatchMeta) -> None:
     """A driver refuses to register pages twice."""
-    meta = a.put(value(3), partition_id="p")
     for device in ("cpu:0", "cpu", torch.device("cpu")):
         assert b.get_data(meta, layout="dense", device=device)["x"].eq(3).all()
     assert len(driver.registered) == 1
@@ -111,9 +115,8 @@ def test_devices_of_one_driver_share_what_is_registered(a: Client, b: Client, dr
 
 
 def test_bytes_are_held_until_the_device_has_copied_them(
-    a: Client, b: Client, cluster: Cluster, driver: Driver
+    a: Client, b: Client, cluster: Cluster, driver: Driver, meta: tq.BatchMeta
 ) -> None:
-    meta = a.put(value(3), partition_id="p")
     b.get_data(meta, device="cpu")
     a.clear_samples(meta)
     cluster.advance(1)
@@ -125,15 +128,13 @@ def test_bytes_are_held_until_the_device_has_copied_them(
     assert viewed(cluster) == 0
 
 
-def test_a_driver_that_refuses(a: Client, b: Client, driver: Driver) -> None:
+def test_a_driver_that_refuses(b: Client, driver: Driver, meta: tq.BatchMeta) -> None:
     driver.accepts = False
-    meta = a.put(value(3), partition_id="p")
     assert b.get_data(meta, layout="dense", device="cpu")["x"].eq(3).all()
     assert driver.registered == {}
 
 
-def test_a_copy_is_divided_where_registered_ranges_meet(a: Client, b: Client, driver: Driver) -> None:
-    meta = a.put(value(3), partition_id="p")
+def test_a_copy_is_divided_where_registered_ranges_meet(b: Client, driver: Driver, meta: tq.BatchMeta) -> None:
     parts = [meta.select_samples(list(range(first, first + 16))) for first in (0, 24, 48)]
     for part in parts:
         assert b.get_data(part, layout="dense", device="cpu")["x"].eq(3).all()
@@ -144,8 +145,7 @@ def test_a_copy_is_divided_where_registered_ranges_meet(a: Client, b: Client, dr
     assert all(n % GRANULE == 0 for n in driver.registered.values())
 
 
-def test_a_client_that_closes_waits_and_unregisters(a: Client, b: Client, driver: Driver) -> None:
-    meta = a.put(value(3), partition_id="p")
+def test_a_client_that_closes_waits_and_unregisters(b: Client, driver: Driver, meta: tq.BatchMeta) -> None:
     b.get_data(meta, device="cpu")
     b.close()
     assert all(event.over for event in driver.events)
@@ -177,9 +177,8 @@ def test_errors_of_the_device_reach_the_caller_as_they_are(
         b.get_data(meta, device="cpu")
 
 
-def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:
+def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver, meta: tq.BatchMeta) -> None:
     """Nothing is registered of a block that was freed after the lookup."""
-    meta = a.put(value(3), partition_id="p")
     with reply_on_its_way(cluster, b, b.operations.get_data(meta, device="cpu")) as task:
         a.clear_samples(meta)
     with pytest.raises(StorageKeyNotFoundError):
@@ -187,8 +186,7 @@ def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Dr
     assert driver.registered == {}
 
 
-def test_devices_without_such_a_driver(a: Client, b: Client) -> None:
-    meta = a.put(value(3), partition_id="p")
+def test_devices_without_such_a_driver(b: Client, meta: tq.BatchMeta) -> None:
     got = b.get_data(meta, layout="dense", device="cpu", copy=False)["x"]
     assert got.eq(3).all()
     assert not tq.is_view(got)

@@ -154,32 +154,6 @@ def test_a_large_block_has_an_extent_of_its_own(servers: Servers, space: ExtentA
     assert space.take_closes() == []
 
 
-def test_a_large_block_published_without_its_close_is_closed_later(servers: Servers, space: ExtentAllocator) -> None:
-    large = servers.run(space.reserve(DEDICATED))
-    assert space.take_closes() == []
-    space.mark_published(large)
-    assert space.take_closes() == [(0, large.extent)]
-    assert space.take_closes() == []
-
-
-def test_a_full_extent_is_closed_with_its_last_block(servers: Servers, space: ExtentAllocator) -> None:
-    first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
-    assert space.take_closes(last) == []  # the first is still in flight
-    space.mark_published(last)
-    assert space.take_closes(first) == [(0, first.extent)]
-    space.mark_published(first)
-    assert space.take_closes() == []
-
-
-def test_no_extent_is_closed_before_its_reservations_end(servers: Servers, space: ExtentAllocator) -> None:
-    first, second = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
-    space.mark_published(first)
-    space.drain()
-    assert (space.take_closes(), space.take_returns()) == ([], [])
-    space.mark_published(second)
-    assert space.take_closes() == [(0, first.extent)]
-
-
 def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: ExtentAllocator) -> None:
     failed = servers.run(space.reserve(DEDICATED))
     closes = space.take_closes(failed)

@@ -109,14 +109,6 @@ def test_a_full_group_refuses_only_what_is_too_much(a: Client, cluster: Cluster)
     assert len(a.kv_list("p")["p"]) == 4
 
 
-def test_capacity_refuses_only_what_is_too_much(start: Start) -> None:
-    cluster = start(conf={"backend": {"SimpleStorage": {"total_storage_size": 5}}})
-    client = cluster.client("c")
-    found = together(cluster, client, [client.operations.kv_put(f"k{n}", "p", {"x": n}) for n in range(8)])
-    assert found.count(CapacityError) == 3
-    assert len(client.kv_list("p")["p"]) == 5
-
-
 def test_a_put_waits_for_space_by_itself(start: Start) -> None:
     cluster = start(conf={"backend": {"SimpleStorage": {"total_storage_size": 4}}})
     client, other = cluster.client("c"), cluster.client("d")

@@ -47,17 +47,6 @@ def test_each_client_has_windows_of_its_own(start: Start) -> None:
     assert a.stats()["tq/train/rate"] == 0
 
 
-def test_staleness_is_in_policy_versions(start: Start) -> None:
-    cluster = start(seed=1)
-    a = cluster.client("a")
-    a.put(numbers(8), partition_id="p")
-    for version in (1, 3):
-        a.set_policy_version("p", version)
-    claim(a, 4)
-    stats = a.stats()
-    assert (stats["tq/train/staleness_mean"], stats["tq/train/staleness_max"]) == (3, 3)
-
-
 def test_replies_to_requests_of_several_threads_are_added_once(start: Start) -> None:
     cluster = start(seed=1)
     a = cluster.client("a")
