@@ -66,7 +66,7 @@ COMPUTING = [
     "test_chaos.py", "test_locks_by_schedule.py", "test_final_rounds.py", "test_interleavings.py", "test_verdict.py",
     "test_top_screens.py", "test_docstring_examples.py", "test_object_codec.py",
     "test_codec.py", "test_planted.py", "test_user_samplers.py", "test_followers.py",
-    "test_differencing.py", "test_token_budget.py",
+    "test_differencing.py", "test_staleness.py", "test_random_programs.py", "test_token_budget.py",
 ]  # fmt: skip
 LONGEST = [name for pair in zip_longest(WAITING, COMPUTING) for name in pair if name is not None]
 
