@@ -14,7 +14,7 @@ from transfer_queue.errors import InvalidArgumentError, ProtocolError, StorageKe
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.partitions import ClearPartition
-from transfer_queue.messages.puts import ClearKeys, CloseExtents
+from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.reports.unit_reports import RegisterUnit, WriterGone
 from transfer_queue.messages.system import Topology
@@ -69,17 +69,6 @@ def test_an_extent_is_freed_once_it_is_closed_and_empty(h: Harness) -> None:
     h.clear([2])
     assert h.freed == [(0, 1)]
     assert h.state.blocks.extents == {}
-
-
-def test_an_extent_is_freed_when_its_values_are_replaced(h: Harness) -> None:
-    for _ in range(BLOCKS_AN_EXTENT):
-        h.put(1, keys=["a"])
-    assert h.freed == []
-    h.put(1, keys=["a"])
-    assert h.freed == [(0, 1)]
-    h.ask(ClearKeys("p", ["a"]))
-    h.ask(CloseExtents([(0, 2), (0, 2)]))
-    assert h.freed == [(0, 1), (0, 2)]
 
 
 def test_dropping_a_partition_frees_its_extents(h: Harness) -> None:

@@ -28,14 +28,6 @@ def put(h: Harness, extent: int, offset: int, nbytes: int = BYTES, name: str = "
     h.ask(Publish("p", 1, block=block(extent, offset, nbytes), pre_allocate=0, **more), name)
 
 
-@pytest.mark.parametrize("offset", [0, 64, BYTES - 1, BYTES + 1, 2 * BYTES - 64])
-def test_a_block_over_another_one_of_its_extent_is_refused(h: Harness, offset: int) -> None:
-    put(h, 1, EXTENT)
-    put(h, 1, EXTENT + BYTES)
-    with pytest.raises(ProtocolError, match="extent 1"):
-        put(h, 1, EXTENT + offset)
-
-
 @pytest.mark.parametrize("restart", [False, True])
 def test_concurrent_puts_are_published_in_any_order(h: Harness, restart: bool) -> None:
     offsets = list(range(EXTENT, EXTENT + LENGTH, BYTES))

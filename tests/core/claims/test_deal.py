@@ -229,17 +229,6 @@ def test_a_claim_ends_with_its_connection_before_it_can_be_met(h: Harness) -> No
     assert h.reply(lost, "a") is None
 
 
-def test_only_requests_of_a_closed_connection_end(h: Harness) -> None:
-    first_peer = h.client("a").peer
-    first = h.claim(1, wait=10, name="a")
-    second_peer = h.connect("a")
-    second = h.claim(1, wait=10, name="a")
-    h.disconnect("a", first_peer)
-    h.put(1)
-    assert not h.parked(first, "a")
-    assert rows_of(h.replies[second_peer, second]) == [0]
-
-
 @pytest.mark.design("the same request id on a new connection re-attaches to it")
 def test_the_same_request_on_a_new_connection_attaches_again(h: Harness) -> None:
     request = Claim("p", "t", ["x"], 2, {}, 10.0)

@@ -17,7 +17,7 @@ from transfer_queue.cli.status_table import format_table
 from transfer_queue.core.claims.final_rounds import split_evenly
 from transfer_queue.core.columns.kinds import IntervalSet
 from transfer_queue.core.events.records import Dealt, PassedOver
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError
+from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.queries import CheckConsumption, Explain
@@ -72,20 +72,6 @@ def test_one_deal_makes_the_last_round() -> None:
     assert [share.dp_rank for share in deal.shares] == [0, 1, 2]
     h.clear([5, 6])
     assert [len(ask(h, rank, 0) or []) for rank in (0, 1)] == [3, 2]
-
-
-def test_a_remainder_too_small_for_every_rank_is_skipped() -> None:
-    h = sealed(RankAwareSampler(dp_size=4), 18)
-    assert sizes(h, 4, 0) == [4, 4, 4, 4]
-    assert passed(h) == {("t", "remainder"): 2}
-    assert sizes(h, 4, 1) == [None] * 4
-    assert h.ask(CheckConsumption("p", "t")).value is True
-
-
-def test_a_single_rank_gets_the_whole_remainder() -> None:
-    for sampler in (RankAwareSampler(), RankAwareSampler(dp_size=1)):
-        h = sealed(sampler, 5)
-        assert [ask(h, 0, number) for number in range(3)] == [[0, 1, 2, 3], [4], None]
 
 
 @pytest.mark.parametrize(
@@ -269,18 +255,6 @@ def test_groups_that_can_never_be_complete_do_not_count() -> None:
 
 
 # ---------------------------------------------------------------- what holds as before
-
-
-def test_kept_and_gone_after_the_end() -> None:
-    h = sealed(RankAwareSampler(dp_size=2), 5)
-    assert ask(h, 0, 0) == [0, 1, 2]
-    assert ask(h, 1, 0) == [3, 4]
-    h.clear([0, 1, 2])
-    with pytest.raises(BatchGoneError):
-        ask(h, 0, 0)
-    assert ask(h, 1, 0) == [3, 4]
-    with pytest.raises(InvalidArgumentError, match="batch_size 4, but this claim has 2"):
-        ask(h, 1, 0, 2)
 
 
 @pytest.mark.parametrize("count", [4, 8])

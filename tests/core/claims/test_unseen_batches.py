@@ -32,11 +32,6 @@ from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus
 from transfer_queue.messages.reports.timeline import Leave
 from transfer_queue.messages.reports.unit_reports import WriterGone
-from transfer_queue.sampler import (
-    GRPOGroupNSampler,
-    RankAwareSampler,
-    SeqlenBalancedSampler,
-)
 from transfer_queue.testing.state_recount import check_invariants
 
 
@@ -56,47 +51,12 @@ def of(*replies: ClaimReply) -> list[tuple[str, int]]:
 
 
 class TestClaims:
-    def test_a_claimed_batch_is_consumed_and_not_handed_over(self, h: Harness) -> None:
-        rows = h.put(4)
-        got = h.unseen(2)
-        assert rows_of(got) == rows[:2]
-        assert got.token
-        assert held(h) == [got.token]
-        assert consumed(h) == [1, 1, 0, 0]
-        assert h.state.partitions["p"].consumed_ever["t"] == 2
-
-    def test_a_claim_that_does_not_ask_for_it_has_no_token(self, h: Harness) -> None:
-        h.put(2)
-        assert h.result(h.claim(2), "r").token == 0
-        assert not held(h)
-
-    def test_a_probe_and_an_empty_claim_have_none(self, h: Harness) -> None:
-        h.put(1)
-        assert h.unseen(1, probe=True).token == 0
-        assert h.unseen(2).token == 0
-        assert not held(h)
-
     def test_a_lease_is_one_and_not_the_other(self, h: Harness) -> None:
         h.put(2)
         got = h.unseen(2, lease=10.0)
         assert list(h.state.partitions["p"].leases.by_token) == [got.token]
         assert not held(h)
         assert consumed(h) == [0, 0]
-
-    @pytest.mark.parametrize(
-        "sampler",
-        [RankAwareSampler(), SeqlenBalancedSampler(2, 2), GRPOGroupNSampler(2)],
-        ids=lambda s: type(s).__name__,
-    )
-    def test_a_batch_under_a_key_stays_under_it(self, sampler: object) -> None:
-        h = Harness(sampler)  # type: ignore[arg-type]
-        h.put(4, tags=[{"total_lengths": 3}] * 4)
-        got = h.unseen(2, dp_rank=0, batch_index=0)
-        assert len(rows_of(got)) == 2
-        assert got.token == 0
-        assert not held(h)
-        again = h.unseen(2, dp_rank=0, batch_index=0)
-        assert (rows_of(again), again.token) == (rows_of(got), 0)
 
     def test_a_repeated_claim_gets_the_same_batch_and_token(self, h: Harness) -> None:
         h.put(4)
@@ -326,18 +286,6 @@ class TestFreedRows:
 
 
 class TestAbsence:
-    def test_the_end_of_a_connection_alone_ends_nothing(self, h: Harness) -> None:
-        h.put(1)
-        got = h.unseen(1)
-        h.disconnect("r")
-        h.tick(h.now + ABSENCE_SECONDS - 1)
-        assert held(h) == [got.token]
-        h.connect("r")
-        h.tick(h.now + 100 * ABSENCE_SECONDS)
-        assert held(h) == [got.token]
-        h.notify(handed_over=of(got))
-        assert not held(h)
-
     def test_a_dead_process_is_noticed_early(self) -> None:
         alive = {"r", "other"}
         h = Harness(lives=alive.__contains__)

@@ -9,9 +9,9 @@ from harness import Harness, column
 from transfer_queue.core.absent_clients import FIRST_CHECK, LONGEST_CHECK, AbsentHolders
 from transfer_queue.core.locks import PAGE
 from transfer_queue.errors import InvalidArgumentError, LockLostError, ProtocolError, WaitTimeoutError
-from transfer_queue.messages.claims import Cancel, Renew
+from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.locks import ListLocks, LockEntry, LockReply, ReleaseLock, TakeLock
-from transfer_queue.messages.reports.timeline import Introduce, Leave
+from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.messages.system import Status
 
 
@@ -88,22 +88,6 @@ class TestOrder:
 
 
 class TestEnds:
-    def test_a_client_that_leaves_releases_its_locks(self, h: Harness) -> None:
-        locked(h, "a", "x")
-        locked(h, "a", "y")
-        waiting = take(h, "b", "x", "y", wait=60.0)
-        h.ask(Leave(), "a")
-        h.disconnect("a")
-        assert token(h, waiting, "b") is not None
-
-    def test_the_end_of_a_connection_alone_ends_no_lock(self, h: Harness) -> None:
-        held = locked(h, "a", "x", lease=10.0)
-        h.disconnect("a")
-        h.tick(9.0)
-        assert held in h.state.locks.by_token
-        h.connect("a")
-        assert h.ask(Renew([("p", held)]), "a").value == [True]
-
     def test_a_holder_whose_process_is_dead_loses_its_locks_before_the_lease_ends(self) -> None:
         alive = {"a", "b"}
         h = Harness(lives=alive.__contains__)

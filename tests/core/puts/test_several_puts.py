@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from harness import BYTES, DELETE, EXTENT, OBJECT, Harness, column, content_of, rows_of, tensor
+from harness import DELETE, EXTENT, OBJECT, Harness, column, content_of, rows_of, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,26 +162,6 @@ def moved(put: tuple[str, Publish], **place: int) -> tuple[str, Publish]:
     name, request = put
     assert request.block is not None
     return name, msgspec.structs.replace(request, block=msgspec.structs.replace(request.block, **place))
-
-
-@pytest.mark.parametrize(
-    "places",
-    [
-        pytest.param(({"extent": 50, "offset": 0}, {"extent": 51, "offset": 64}), id="new extents"),
-        pytest.param(({"extent": 50, "offset": 0}, {"extent": 50, "offset": BYTES}), id="one new extent"),
-        pytest.param(({}, {"extent": 50, "offset": EXTENT + 2 * BYTES - 64}), id="after a known extent"),
-        pytest.param(({"offset": EXTENT + 3 * BYTES}, {"extent": 50, "offset": EXTENT + BYTES}), id="in a known one"),
-    ],
-)
-def test_a_block_that_overlaps_one_of_the_same_turn_is_refused(h: Harness, places: Any) -> None:
-    opened(h, ["c0"])
-    began = len(h.records)
-    puts = [moved(put_of(h, name), **place) for name, place in zip(CLIENTS, places, strict=False)]
-    one, two = h.send_together(puts)
-    assert max(map(len, writers(h, began))) == 1
-    assert h.result(one, "c0")
-    with pytest.raises(ProtocolError):
-        h.result(two, "c1")
 
 
 def test_a_writer_that_is_proven_dead_is_refused_alone(h: Harness) -> None:

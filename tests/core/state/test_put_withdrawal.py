@@ -27,19 +27,6 @@ def cancel(h: Harness, sequence: int, name: str = "w") -> bool:
     return h.ask(Cancel(sequence), name).value is True
 
 
-def test_a_put_of_new_rows_leaves_nothing() -> None:
-    h = Harness()
-    h.create(max_rows=8)
-    first = h.put(2)
-    partition = h.state.partitions["p"]
-    nbytes, values = partition.nbytes, partition.fields["x"].live
-    assert cancel(h, put(h, 3, keys=["a", "b", "c"], tags=[{"n": 1}, None, {}]))
-    assert (h.live(), partition.keys, partition.nbytes, partition.fields["x"].live) == (first, {}, nbytes, values)
-    assert partition.undone == partition.admitted == partition.open_rows == 2
-    assert partition.drops.rows == {}
-    assert h.result(put(h, keys=["a"]), "w").fields is None, "the key is free again"
-
-
 def test_a_cancelled_request_is_refused_if_it_comes_again() -> None:
     h = Harness()
     request = h.publish(1)
@@ -149,19 +136,6 @@ def test_a_withdrawn_put_ends_a_sealed_partition() -> None:
     assert h.parked(waits, "r")
     assert cancel(h, sequence)
     assert h.got(waits) is None
-
-
-def test_a_withdrawn_member_was_never_in_its_group() -> None:
-    h = Harness(GRPOGroupNSampler(n_samples_per_prompt=2))
-    h.create(group_size=2)
-    waits = h.claim(2, wait=10.0)
-    (first,) = h.put(1, groups=["g"])
-    assert cancel(h, put(h, groups=["h"]))
-    assert set(h.state.partitions["p"].groups.by_name) == {"g"}
-    h.put(1, groups=["h"])
-    assert cancel(h, put(h, fields=["y"], groups=["g"])), "it had another field, so that the group was not complete"
-    (second,) = h.put(1, groups=["g"])
-    assert h.got(waits) == [first, second]
 
 
 def test_a_group_that_was_too_large_is_complete_without_the_withdrawn_member() -> None:

@@ -12,9 +12,7 @@ from harness import Harness
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.core.tables.tags import ChunkTags, matching_rows
-from transfer_queue.errors import WaitTimeoutError
-from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Cancel, ResetConsumption
+from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
 from transfer_queue.messages.queries import ChangeReply, Watch
@@ -59,18 +57,6 @@ def tags_by_key(reply: ChangeReply) -> dict[str | None, dict[str, Any]]:
 # ---------------------------------------------------------------- what is reported
 
 
-def test_the_first_watch_returns_the_present_state(h: Harness) -> None:
-    tag(h, a=READY, b={"status": "running"}, c={"status": "ready", "n": 3})
-    reply = now(h, None, READY)
-    assert numbers(reply.rows) == [0, 2]
-    assert tags_by_key(reply) == {"a": READY, "c": {"status": "ready", "n": 3}}
-    assert reply.version == h.state.partitions["p"].version
-    assert reply.changed
-    assert reply.complete
-    assert not reply.sealed
-    assert not reply.dropped
-
-
 def test_a_later_watch_returns_what_has_changed_since(h: Harness) -> None:
     tag(h, a={"n": 1}, b={"n": 1})
     version = now(h).version
@@ -82,20 +68,6 @@ def test_a_later_watch_returns_what_has_changed_since(h: Harness) -> None:
     first, second = numbers(reply.versions)
     assert version < first < second == reply.version
     assert tags_by_key(now(h, first)) == {"a": {"n": 1}}
-
-
-def test_every_entry_of_where_must_match(h: Harness) -> None:
-    tag(h, a={"s": 1, "t": 1}, b={"s": 1}, c={"s": 1.0, "t": True}, d={"s": [1], "t": 1})
-    assert set(tags_by_key(now(h, None, {"s": 1, "t": 1}))) == {"a"}
-    assert set(tags_by_key(now(h, None, {"s": 1}))) == {"a", "b", "c"}
-    assert set(tags_by_key(now(h, None, {"t": None}))) == set(), "a missing entry is not None"
-
-
-def test_rows_without_keys_and_tags_are_reported(h: Harness) -> None:
-    h.put(2)
-    reply = now(h)
-    assert (numbers(reply.rows), reply.keys, reply.tags) == ([0, 1], None, None)
-    assert not now(h, None, READY).changed
 
 
 def test_reserved_rows_are_reported_once_they_have_a_key_tag_or_field(h: Harness) -> None:
@@ -219,14 +191,6 @@ def test_a_put_that_waited_for_capacity_is_reported(h: Harness) -> None:
 
 
 # ---------------------------------------------------------------- connections
-
-
-def test_a_cancelled_watch_does_not_wait_any_longer(h: Harness) -> None:
-    sequence = watch(h)
-    assert h.ask(Cancel(sequence), "r") == Done(True)
-    with pytest.raises(WaitTimeoutError, match="cancelled"):
-        h.result(sequence, "r")
-    assert not h.state.waiting.watches
 
 
 def test_a_watch_that_a_replay_left_parked_is_answered_when_its_client_sends_it_again(h: Harness) -> None:

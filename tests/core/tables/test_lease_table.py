@@ -35,23 +35,6 @@ def consumed(h: Harness) -> list[int]:
 # ---------------------------------------------------------------- one consumer
 
 
-def test_rows_are_claimed_until_the_ack(h: Harness) -> None:
-    h.put(4)
-    first, second = h.lease(2), h.lease(2)
-    assert (rows_of(first), rows_of(second)) == ([0, 1], [2, 3])
-    assert 0 < first.token < second.token
-    assert h.dealt(1) == []
-    assert consumed(h) == [0, 0, 0, 0]
-    assert (task(h).consumed, task(h).claimed, task(h).consumed_ever) == (0, 4, 0)
-    assert h.ack(first)
-    assert consumed(h) == [1, 1, 0, 0]
-    assert (task(h).consumed, task(h).claimed, task(h).consumed_ever) == (2, 2, 2)
-    assert not h.look(CheckConsumption("p", "t")).value
-    assert h.ack(second)
-    assert h.look(CheckConsumption("p", "t")).value
-    assert not h.ack(second), "an acknowledgement counts once"
-
-
 def test_an_expired_lease_makes_its_rows_ready_again(h: Harness) -> None:
     h.put(2)
     lost = h.lease(2, lease=10.0)
