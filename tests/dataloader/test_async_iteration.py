@@ -270,6 +270,13 @@ class TestCancellation:
             found = run(values(loader))
         assert found == list(range(8))
 
+    def test_deleting_the_loader_ends_persistent_workers_and_their_thread(self, dataset: Build, partition: str) -> None:
+        async def main() -> None:
+            loader = StreamingDataLoader(dataset(), num_workers=1, persistent_workers=True)
+            await cancel(await start_wait(partition, values(loader)))
+
+        run(main())
+
 
 class TestEnds:
     def test_an_error_ends_the_iteration(self, dataset: Build, partition: str) -> None:
