@@ -139,19 +139,12 @@ def test_other_tasks_run_between_the_items_of_a_batch(dataset: Build, partition:
     assert found[:4].count("other") >= 1
 
 
-def test_without_workers_there_are_no_threads(dataset: Build, partition: str) -> None:
-    async def main() -> None:
-        task = await start_wait(partition, anext(aiter(dataset())))
-        assert threads() == []
-        await cancel(task)
-
-    run(main())
-
-
 class TestCancellation:
     def test_a_cancelled_wait_ends_immediately_and_its_claim_is_withdrawn(self, dataset: Build, partition: str) -> None:
         async def main() -> None:
-            await cancel(await start_wait(partition, values(dataset())))
+            task = await start_wait(partition, values(dataset()))
+            assert threads() == []
+            await cancel(task)
             assert not claim_waits(partition)
 
         run(main())

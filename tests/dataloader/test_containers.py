@@ -243,8 +243,7 @@ def test_packed_beside_all_containers(system: Any, partition: str, workers: int)
     assert at == ROWS
 
 
-@pytest.mark.parametrize("size", [1, 2, 7])
-@pytest.mark.parametrize("pinned", [None, "before", "after"])
+@pytest.mark.parametrize(("size", "pinned"), [(1, None), (7, None), (2, "before"), (2, "after")])
 def test_what_was_cut_or_pinned_is_cut_again(
     partition: str, size: int, pinned: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,18 +59,6 @@ class TestInOneProcess:
         assert list(items) == []
         assert consumed(a) == ROWS
 
-    def test_without_it_a_batch_is_consumed_when_it_is_fetched(self, a: Client, dataset: Build) -> None:
-        next(iter(dataset(delivery="at_most_once")))
-        assert consumed(a) == 4
-
-    def test_a_long_step_loses_no_lease(self, a: Client, cluster: Cluster, dataset: Build) -> None:
-        made = dataset(lease_seconds=3.0)
-        items = iter(made)
-        next(items)
-        cluster.advance(1000.0)
-        assert values(items) == list(range(2, ROWS))
-        assert consumed(a) == ROWS
-
     def test_a_state_after_a_batch_acknowledges_it_when_it_is_loaded(
         self, a: Client, b: Client, cluster: Cluster, dataset: Build
     ) -> None:
@@ -145,15 +133,6 @@ class TestInOneProcess:
         assert consumed(a) == 0
         next(items)
         assert consumed(a) == 4
-
-    def test_freed_with_the_ack(self, a: Client, b: Client) -> None:
-        a.create_partition("p", free_when=["train"])
-        a.put(numbers(8), partition_id="p")
-        items = iter(StreamingDataset(b, **arguments()))
-        next(items), next(items)
-        assert a.status().partitions[0].rows == 8
-        next(items)
-        assert a.status().partitions[0].rows == 4
 
     @pytest.mark.parametrize("more", [{"delivery": "exactly_once"}, {"lease_seconds": 0}, {"lease_seconds": "long"}])
     def test_other_arguments_are_errors(self, dataset: Build, more: dict[str, Any]) -> None:

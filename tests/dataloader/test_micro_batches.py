@@ -231,15 +231,12 @@ class TestDataset:
         a.seal("p")
         return StreamingDataset(a, 6, 6, ["n", "x", "k"], "p", "t", 0, **more)
 
-    def test_by_tokens(self, a: Client) -> None:
-        items = list(self.stream(a, max_tokens=8))
-        assert [(d["n"].tolist(), m.global_indexes) for d, m in items] == [
-            ([5, 2], [0, 1]), ([3], [2]), ([8], [3]), ([1, 1], [4, 5])
-        ]  # fmt: skip
-
-    def test_packed(self, a: Client) -> None:
-        items = list(self.stream(a, max_tokens=8, pack=True))
-        assert [d["cu_seqlens"].tolist() for d, _ in items] == [[0, 5, 7], [0, 3], [0, 8], [0, 1, 2]]
+    @pytest.mark.parametrize(("field", "column"), [
+        ("n", [[5, 2], [3], [8], [1, 1]]), ("cu_seqlens", [[0, 5, 7], [0, 3], [0, 8], [0, 1, 2]]),
+    ])  # fmt: skip
+    def test_by_tokens_as_rows_or_packed(self, a: Client, field: str, column: list[list[int]]) -> None:
+        items = list(self.stream(a, max_tokens=8, pack=field == "cu_seqlens"))
+        assert [d[field].tolist() for d, _ in items] == column
         assert [m.global_indexes for _, m in items] == [[0, 1], [2], [3], [4, 5]]
 
     def test_packed_by_count_and_another_field(self, a: Client) -> None:

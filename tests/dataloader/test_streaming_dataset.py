@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from small_datasets import Build, small_dataset
-from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset
 
 from simulated import Start, numbers, ragged, table, take, values
@@ -53,24 +52,18 @@ def sizes(items: Iterable[Any]) -> list[int]:
 
 
 class TestMicroBatches:
-    def test_pairs_of_the_same_rows(self, a: Client, dataset: Build) -> None:
-        a.put(table(x=torch.arange(8), y=torch.ones(8)), partition_id="p")
-        items = list(dataset())
-        assert isinstance(dataset(), IterableDataset)
-        for data, meta in items:
-            assert isinstance(data, TensorDict)
-            assert isinstance(meta, BatchMeta)
-            assert list(data.keys()) == meta.field_names == ["x"]
-            assert meta.global_indexes == data["x"].tolist()
-        assert (sizes(items), values(items)) == ([2, 2, 2, 2], list(range(8)))
-
     @pytest.mark.parametrize(
         ("batch", "micro", "cuts"), [(4, 4, [4]), (5, 2, [2, 2, 1]), (7, 6, [6, 1]), (3, 1, [1] * 3)]
     )
     def test_cuts(self, a: Client, dataset: Build, batch: int, micro: int, cuts: list[int]) -> None:
-        a.put(numbers(batch), partition_id="p")
-        items = list(dataset(batch_size=batch, micro_batch_size=micro))
+        a.put(table(x=torch.arange(batch), y=torch.ones(batch)), partition_id="p")
+        made = dataset(batch_size=batch, micro_batch_size=micro)
+        assert isinstance(made, IterableDataset)
+        items = list(made)
         assert (sizes(items), values(items)) == (cuts, list(range(batch)))
+        for data, meta in items:
+            assert list(data.keys()) == meta.field_names == ["x"]
+            assert meta.global_indexes == data["x"].tolist()
 
     @pytest.mark.parametrize("there", [0, 4])
     def test_more_than_a_batch(self, a: Client, dataset: Build, there: int) -> None:
@@ -80,6 +73,7 @@ class TestMicroBatches:
         with pytest.raises(ValueError, match=r"micro_batch_size \(5\)"):
             next(stream)
 
+    @pytest.mark.design("a loader ends when its partition is sealed and no dealt batch for it remains")
     def test_the_remainder_after_a_seal_comes_as_it_is(self, a: Client, dataset: Build) -> None:
         a.put(numbers(9), partition_id="p")
         a.seal("p")
@@ -149,10 +143,6 @@ class TestOwnClient:
         own._tq_client = a
         assert values(list(own)) == [0, 1]
 
-    def test_the_client_is_that_of_the_config(self, a: Client) -> None:
-        own = StreamingDataset(a, 2, 2, ["x"], "p", "t", 0)
-        assert own.client() is a
-
     def test_a_config_that_is_not_one_is_refused(self) -> None:
         with pytest.raises(InvalidArgumentError, match="config must be what init returned, a client, or None, got 'p'"):
             StreamingDataset("p", 2, 2, ["x"], "p", "t", 0).client()
@@ -214,12 +204,6 @@ class TestEnds:
             a.clear_samples(meta)
         assert got == list(range(8))
         assert a.check_consumption_status("train", "p")
-
-    @pytest.mark.design("a loader ends when its partition is sealed and no dealt batch for it remains")
-    def test_sealed(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(8), partition_id="p")
-        a.seal("p")
-        assert values(list(dataset(should_check_consumption_status=False))) == list(range(8))
 
     def test_a_seal_wakes_what_waits(self, a: Client, dataset: Build, cluster: Cluster) -> None:
         a.put(numbers(4), partition_id="p")
@@ -344,15 +328,6 @@ class TestWaiting:
 
 
 class TestReplay:
-    def test_buffer_and_index(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(8), partition_id="p")
-        stream = dataset()
-        assert (stream.buffer, stream.batch_index) == ([], 0)
-        list(stream)
-        assert [data["x"].tolist() for data, _ in stream.buffer] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        assert [len(meta) for _, meta in stream.buffer] == [4, 4]
-        assert stream.batch_index == 2
-
     def test_going_on_without_reset(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")
         stream = dataset()
@@ -368,15 +343,6 @@ class TestReplay:
         assert values(take(items, 3)) == [0, 1, 2, 3, 4, 5]
         stream.reset()
         assert values(list(items)) == list(range(8))
-
-    def test_step(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-        a.put(numbers(4, 100), partition_id="q")
-        stream = dataset()
-        list(stream)
-        stream.step("q")
-        assert (stream.partition_id, stream.buffer, stream.batch_index) == ("q", [], 0)
-        assert values(list(stream)) == [100, 101, 102, 103]
 
     def test_left_in_the_middle(self, a: Client, dataset: Build) -> None:
         """The next iteration goes on with the next item; so do several at once."""
@@ -394,6 +360,7 @@ class TestReplay:
         items = iter(stream)
         assert values(take(items, 1)) == [0, 1]
         stream.step("q")
+        assert (stream.partition_id, stream.buffer, stream.batch_index) == ("q", [], 0)
         assert values(items) == [100, 101, 102, 103]
 
     @pytest.mark.parametrize(("keep", "replayed"), [(0, []), (1, [8]), (2, [4, 8]), (5, [0, 4, 8]), (None, [0, 4, 8])])
@@ -470,12 +437,6 @@ class TestState:
             twin = pickle.loads(pickle.dumps(stream.state_dict()))
             assert again.state_dict() == twin
             assert before + [str(item) for item in again] == whole
-
-    def test_a_copy_is_at_the_same_place(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(8), partition_id="p")
-        stream = dataset()
-        assert values(take(iter(stream), 1)) == [0, 1]
-        assert values(copy.copy(stream)) == values(stream) == [2, 3, 4, 5, 6, 7]
 
     def test_another_partition(self, a: Client, dataset: Build) -> None:
         for partition, start in [("p", 0), ("q", 100)]:
@@ -603,25 +564,6 @@ class TestProcessFunction:
         assert list(stream) == [0, 1, 2, 3]
         assert len(calls) == 2
 
-    def test_a_fault_in_the_middle(self, a: Client, dataset: Build) -> None:
-        """What was made before it comes; the place stays at what could not be made."""
-        a.put(numbers(4), partition_id="p")
-        broken = [True]
-
-        def process(data: Any, meta: Any, micro_batch_size: int) -> Iterator[int]:
-            yield from (1, 2)
-            if broken:
-                raise LookupError("a fault of mine")
-            yield 3
-
-        stream = dataset(process_batch_fn=process)
-        assert take(iter(stream), 2) == [1, 2]
-        for _ in range(2):
-            with pytest.raises(LookupError, match="a fault of mine"):
-                next(iter(stream))
-        broken.clear()
-        assert list(stream) == [3]
-
     def test_it_may_cut_as_it_likes(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")
         stream = dataset(micro_batch_size=99, process_batch_fn=lambda data, meta, micro_batch_size: [micro_batch_size])
@@ -736,15 +678,6 @@ class TestConfig:
         stream = dataset(config={"system": {"folder": "/nowhere"}}, fetch_batch_fn=default_fetch_batch_fn)
         twin = pickle.loads(pickle.dumps(stream))
         assert values(list(twin)) == [0, 1, 2, 3]
-
-
-class TestLoader:
-    """Without worker processes; those are in `test_worker_processes.py`."""
-
-    def test_collate(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-        loader = StreamingDataLoader(dataset(), collate_fn=lambda item: item[0]["x"].tolist())
-        assert list(loader) == [[0, 1], [2, 3]]
 
 
 class Group:

@@ -255,15 +255,6 @@ class TestPlace:
         loader.load_state_dict(state)
         assert values(items) == list(range(6, ROWS))
 
-    def test_the_buffer_is_what_was_received(self, dataset: Build, filled: str) -> None:
-        loader = StreamingDataLoader(dataset(keep_batches=2), num_workers=2)
-        items = iter(loader)
-        for kept in ([0], [0], [0, 4], [0, 4], [4, 8], [4, 8]):
-            next(items)
-            assert [data["x"][0].item() for data, _ in loader.get_buffer()] == kept
-        loader.reset()
-        assert values(items) == list(range(4, ROWS))
-
     def test_step_while_workers_wait_for_rows(self, dataset: Build, filled: str) -> None:
         """Persistent workers leave the partition in which nothing comes."""
         loader = StreamingDataLoader(dataset(partition_id=filled + "empty"), num_workers=2, persistent_workers=True)
@@ -452,15 +443,6 @@ class TestEnd:
         del loader, items
         tq.get_client().put(numbers(8), partition_id=partition)
         assert tq.get_client().get_consumption_status(task, partition)[1].tolist() == [1] * 4 + [0] * 8
-
-    def test_left_in_the_middle(self, dataset: Build, filled: str) -> None:
-        """Workers that are not persistent end with the iteration that is left."""
-        loader = StreamingDataLoader(dataset(), num_workers=2)
-        for _ in loader:
-            break
-        gc.collect()
-        assert multiprocessing.active_children() == []
-        assert values(loader) == list(range(2, ROWS))
 
     def test_no_worker_is_left_when_a_loader_has_ended_though_torch_gave_up_waiting(
         self, monkeypatch: pytest.MonkeyPatch, dataset: Build, filled: str

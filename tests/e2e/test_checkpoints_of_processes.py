@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ from tensordict import TensorDict
 import transfer_queue as tq
 from server_processes import server_process
 from transfer_queue.attachment import CURRENT
-from transfer_queue.client.checkpoint import block_file, checkpoint_folder
+from transfer_queue.client.checkpoint import checkpoint_folder
 
 CONTEXT = multiprocessing.get_context("fork")
 WIDTH = 512
@@ -171,26 +170,6 @@ def test_the_clients_method_is_called_with_what_everybody_knows(system, tmp_path
     tq.kv_clear("a", "p")
     tq.load_checkpoint(folder)
     assert tq.kv_batch_get("a", "p").batch_size == torch.Size([1])
-
-
-def test_a_full_disk(system, tmp_path, monkeypatch):
-    """The disk's own error comes out, nothing is left, and the older checkpoint is as it was."""
-    tq.kv_batch_put(["a"], "p", rows(1, 1))
-    tq.save_checkpoint(tmp_path / "ck", metadata={"step": 1})
-    tq.kv_batch_put(["a"], "p", rows(2, 1))
-
-    def full(*arguments: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    for name in ("writev", "pwrite", "fsync"):
-        with monkeypatch.context() as patch:
-            patch.setattr(block_file.os, name, full)
-            with pytest.raises(OSError, match="No space left"):
-                tq.save_checkpoint(tmp_path / "ck", metadata={"step": 2})
-        assert [path.name for path in tmp_path.iterdir()] == ["ck"]
-        assert json.loads((tmp_path / "ck" / "metadata.json").read_text())["user_metadata"] == {"step": 1}
-    tq.load_checkpoint(tmp_path / "ck")
-    assert tq.kv_batch_get(["a"], "p", "x")["x"].values().unique().tolist() == [1]
 
 
 def test_loaders_go_on(system, tmp_path):

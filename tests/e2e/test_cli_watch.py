@@ -51,14 +51,6 @@ def test_what_is_new_began_at_zero() -> None:
     assert rates(status_of(50, 50), status_of(6, 3), 3.0) == {("p", "field", "x"): 2.0, ("p", "task", "t"): 1.0}
 
 
-def test_rates_stand_beside_the_counts() -> None:
-    lines = format_table(status_of(9, 9), {("p", "field", "x"): 15.04, ("p", "task", "t"): 0.0}).splitlines()
-    assert [line.split() for line in lines[1:]] == [
-        ["field", "produced", "per", "second", "type"], ["x", "1", "of", "1", "15.0", "int64[]"],
-        ["task", "consumed", "per", "second"], ["t", "1", "of", "1", "0.0"],
-    ]  # fmt: skip
-
-
 def test_a_name_cannot_move_the_cursor() -> None:
     assert "\x1b" not in format_table(status_of(1, 1, "p\x1b[2J"))
 
@@ -251,11 +243,6 @@ def test_explain_of_an_unknown_partition_fails(system: RunningSystem, capsys: py
     assert main(["explain", "q", "--index", "0", "--name", "w"]) == 1
     words = "Partition 'q' does not exist (never created, or dropped). The partitions are: 'p'."
     assert words in capsys.readouterr().err
-
-
-def test_explain_of_an_unknown_sample(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "p", "--index", "77", "--name", "w"]) == 0
-    assert "Sample 77 is not in partition 'p': no sample has this index yet." in capsys.readouterr().out
 
 
 def test_explain_names_what_was_never_used(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:

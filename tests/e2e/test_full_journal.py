@@ -7,8 +7,6 @@ import contextlib
 import io
 import resource
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,26 +160,6 @@ def files_of_at_most(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Path]:
-    """A file system without a free byte."""
-    folder = Path(tempfile.mkdtemp(prefix="tq-test-"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-            pytest.skip("a tmpfs cannot be mounted here")
-        try:
-            (folder / "journal").mkdir(mode=0o700)
-            with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
-                while filler.write(bytes(4096)):
-                    pass
-            yield folder
-        finally:
-            subprocess.run(["umount", "-l", str(folder)], check=True)
-    finally:
-        folder.rmdir()
-
-
 def refused(folder: Path) -> None:
     """Check that a system with its journal there fails to start because of the journal, without waiting for a unit."""
     with pytest.raises(tq.StartError) as error:
@@ -205,7 +183,3 @@ def test_a_start_in_a_full_runtime_folder_names_it(tmp_path: Path, monkeypatch: 
     with pytest.raises(tq.StartError, match=rf"the runtime folder {tmp_path} is full: .* need {needed} bytes there"):
         tq.init({"system": {"name": "no-space"}})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_start_with_the_journal_on_a_full_disk_fails_at_once(full_disk: Path) -> None:
-    refused(full_disk / "journal")

@@ -288,16 +288,6 @@ def test_servers_know_neither_torch_nor_ray(shared: RunningSystem) -> None:
         assert "ray/" not in maps
 
 
-def test_two_systems_side_by_side(place: Place) -> None:
-    one, other = place.start("one"), place.start("other")
-    assert ask(one, CreatePartition("p")) == Done(True)
-    assert ask(other, CreatePartition("p")) == Done(True)
-    assert one.key != other.key
-    one.stop()
-    assert ask(other, CreatePartition("p")) == Done(False)
-    other.stop()
-
-
 # ---------------------------------------------------------------- finding
 
 
@@ -541,16 +531,6 @@ def test_a_controller_that_dies_and_cannot_be_resumed_ends_the_system_and_leaves
     assert place.is_empty(), place.story()
 
 
-def test_a_start_after_a_crash_sweeps_the_logs(place: Place) -> None:
-    crashed = start_local("s", place.config(durability_mode="none"), timeout=SECONDS)
-    servers_of(crashed)["controller"].kill()
-    until(lambda: not place.processes())
-    fresh = place.start()
-    crashed.stop()  # of a system that is no more: the new one is not touched
-    assert ask(fresh, CreatePartition("p")) == Done(True)
-    fresh.stop()
-
-
 @pytest.mark.slow
 def test_a_server_that_does_not_end_is_ended(place: Place) -> None:
     system = place.start()
@@ -566,19 +546,6 @@ def test_a_supervisor_that_does_not_end_is_killed(place: Place, caplog: pytest.L
     servers_of(system)["supervisor"].suspend()
     system.stop(timeout=0.1)
     assert "this process kills it" in caplog.text
-    assert place.is_empty(), place.story()
-
-
-def test_a_detached_system_outlives_its_starter(place: Place) -> None:
-    starter = ForkedStarter(place, detached=True)
-    said = starter.said()
-    assert not said["owned"]
-    assert said["address"] is None
-    assert starter.end() == 0
-    system = find("s")
-    assert system.description.detached
-    assert ask(system, CreatePartition("p")) == Done(True)
-    system.stop()
     assert place.is_empty(), place.story()
 
 

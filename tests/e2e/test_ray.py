@@ -530,17 +530,11 @@ def test_ray_that_was_shut_down_first(cluster: str, tmp_path: Path) -> None:
     assert Driver(cluster, program, tmp_path).end().split()[-1] == "False"
 
 
-def test_the_local_runtime_beside_it() -> None:
-    """`runtime: local` has nothing to do with Ray."""
-    conf = tq.init({"runtime": "local"})
-    assert actor() is None
-    assert Path(conf.system.folder).name == "default"
-
-
 def test_workers_find_a_local_system_where_ray_has_none() -> None:
     """By its name, as their node has it. What a worker found before, and has ended, is forgotten."""
     for start in (0, 5):
-        tq.init({"runtime": "local"})
+        conf = tq.init({"runtime": "local"})
+        assert (actor(), Path(conf.system.folder).name) == (None, "default")
         tq.kv_batch_put(keys(2), "p", numbers(2, start))
         assert ray.get(reader.remote(2), timeout=SECONDS) == ([start, start + 1], True)
         tq.close()

@@ -19,7 +19,10 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 from server_processes import living_server, started, until
+from simulated import numbers
 from transfer_queue.config.settings import Settings
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.interface import CURRENT
 from transfer_queue.journal.journal import recover
@@ -47,10 +50,6 @@ def in_thread(target: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     return thread, found
-
-
-def values(count: int, begin: int = 0) -> TensorDict:
-    return TensorDict({"x": torch.arange(begin, begin + count)}, batch_size=[count])
 
 
 @pytest.mark.parametrize("durability", ["async", "sync"])
@@ -103,7 +102,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that has these keys in partition p."""
     folder = tmp_path_factory.mktemp("saved") / "ck"
     with started("saving"):
-        tq.kv_batch_put(SAVED, "p", values(len(SAVED)))
+        tq.kv_batch_put(SAVED, "p", numbers(len(SAVED)))
         tq.save_checkpoint(folder)
     return folder
 
@@ -156,9 +155,9 @@ def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
             tq.init({"system": {"name": "kept"}})
             client = tq.get_client()
             assert client.get_partition_list() == (["p"] if turn else [])
-            first = client.put(values(3), partition_id="p").global_indexes
+            first = client.put(numbers(3), partition_id="p").global_indexes
             kill()
-            second = client.put(values(3), partition_id="p").global_indexes
+            second = client.put(numbers(3), partition_id="p").global_indexes
             assert first + second == list(range(6 * turn, 6 * turn + 6)), "indexes go on"
             with pytest.raises(tq.StartError, match=r"kept \(durability\.folder\) is used by a running system"):
                 launcher.start_local("other", config, detached=True)
@@ -233,7 +232,7 @@ def test_a_claim_that_waits_notices_nothing_but_keeps_its_deadline(system: None)
     assert isinstance(error[0], tq.WaitTimeoutError)
     assert 2.0 <= time.monotonic() - begun < 2.0 + 15, "the wait has begun again"
     assert "never" in str(error[0])
-    client.put(values(2), partition_id="claims")
+    client.put(numbers(2), partition_id="claims")
     for thread in (waits, watches):
         thread.join(SECONDS)
     assert got[0].size == 2
@@ -260,7 +259,7 @@ def test_kills_while_a_server_starts_do_not_end_the_system(system: None) -> None
     supervisor = psutil.Process(CURRENT.system.description.pid)
     log = CURRENT.system.logs / "supervisor.log"
     for name in ("controller", "unit-0"):
-        meta = client.put(values(4), partition_id="starting")
+        meta = client.put(numbers(4), partition_id="starting")
         others = {child.pid for child in supervisor.children()}
         words = f"the {name}: it is up again"
         before = log.read_text().count(words)
@@ -269,11 +268,35 @@ def test_kills_while_a_server_starts_do_not_end_the_system(system: None) -> None
             (again,) = until(lambda others=others: [c for c in supervisor.children() if c.pid not in others])
             again.kill()
             others.add(again.pid)
-        client.put(values(4), partition_id="starting")
+        client.put(numbers(4), partition_id="starting")
         assert client.get_data(meta)["x"].tolist() == [0, 1, 2, 3]
         # A client needs no unit to write into the space that it has leased and to read its files, so the unit may
         # still be starting here.
         until(lambda words=words, before=before: log.read_text().count(words) > before)
         kill(name)
-        assert client.get_data(client.put(values(4), partition_id="starting"))["x"].tolist() == [0, 1, 2, 3]
+        assert client.get_data(client.put(numbers(4), partition_id="starting"))["x"].tolist() == [0, 1, 2, 3]
         until(lambda name=name: living_server(name))
+
+
+@pytest.mark.parametrize(("delivery", "workers"), [("at_most_once", 0), ("at_least_once", 1)])
+def test_a_loader_pauses_and_yields_every_row_once(system: None, delivery: str, workers: int) -> None:
+    """The controller dies while a batch is held, while one is fetched ahead, and before the end is told."""
+    client, rows, partition = tq.get_client(), 48, f"loaded {delivery}"
+    client.put(numbers(rows // 2), partition_id=partition)
+    dataset = StreamingDataset(
+        None, 4, 2, ["x"], partition, "train", 0, delivery=delivery, lease_seconds=float(SECONDS)
+    )
+    seen: list[int] = []
+    for count, (data, meta) in enumerate(StreamingDataLoader(dataset, num_workers=workers)):
+        seen += data["x"].tolist()
+        if delivery == "at_least_once":
+            assert set(meta.deliveries) == {1}, "nothing was delivered before"
+        if count in (2, 5, 8):
+            kill()
+        if count == 7:
+            client.put(numbers(rows // 2, rows // 2), partition_id=partition)
+            client.seal(partition)
+            kill()
+    assert sorted(seen) == list(range(rows))
+    (progress,) = next(p.tasks for p in client.status().partitions if p.name == partition)
+    assert (progress.consumed, progress.claimed, progress.consumed_ever) == (rows, 0, rows)

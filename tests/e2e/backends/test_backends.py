@@ -314,14 +314,13 @@ def test_a_large_put(client: tq.TransferQueueClient) -> None:
 
 
 def test_coroutines(client: tq.TransferQueueClient) -> None:
-    async def both() -> None:
-        datas = [mixed(10, seed) for seed in range(4)]
-        metas = await asyncio.gather(*[client.async_put(data, partition_id="p") for data in datas])
-        founds = await asyncio.gather(*[client.async_get_data(meta) for meta in metas])
-        for found, data in zip(founds, datas, strict=True):
-            assert_same(found, data)
+    async def both(data: TensorDict) -> None:
+        assert_same(await client.async_get_data(await client.async_put(data, partition_id="p")), data)
 
-    asyncio.run(both())
+    async def main() -> None:
+        await asyncio.gather(*[both(mixed(10, seed)) for seed in range(4)])
+
+    asyncio.run(main())
 
 
 # ---------------------------------------------------------------- space
@@ -528,25 +527,19 @@ def test_a_forked_child(case: Case, client: tq.TransferQueueClient) -> None:
         assert said == str(list(range(6)))
 
 
-def test_a_killed_unit(case: Case, client: tq.TransferQueueClient) -> None:
+@pytest.mark.parametrize("server", ["unit-0", "controller"])
+def test_a_killed_server(client: tq.TransferQueueClient, server: str) -> None:
     data = mixed(20)
     meta = client.put(data, partition_id="p")
-    kill("unit-0")
+    kill(server)
     assert_same(client.get_data(meta), data)
     other = client.put(data, partition_id="p")
     assert_same(client.get_data(other), data)
 
 
-def test_a_killed_controller(case: Case, client: tq.TransferQueueClient) -> None:
-    data = mixed(20)
-    meta = client.put(data, partition_id="p")
-    kill("controller")
-    assert_same(client.get_data(meta), data)
-
-
 def test_what_is_lost_with_its_owner_is_told(case: Case, client: tq.TransferQueueClient) -> None:
     if not case.owner:
-        return  # the arena of a unit has no owner that could die: see test_a_killed_unit
+        return  # the arena of a unit has no owner that could die: see test_a_killed_server
     data = mixed(12)
     metas = [client.put(data, partition_id="p") for _ in range(3)]
     assert_same(client.get_data(metas[0]), data)
