@@ -381,6 +381,15 @@ def test_core_knows_no_settings():
     assert "config.settings" not in reached
 
 
+def test_samplers_import_the_logger_only_when_they_log():
+    parts = {"config", "names", "utils"}
+    assert [
+        str(found)
+        for found in all_imports()
+        if found.part in parts and found.at_import and found.file.startswith("sampler/") and "factory" not in found.file
+    ] == []
+
+
 def test_servers_import_numpy_and_msgspec_only():
     """What controller and units import when they start is the standard library, numpy and msgspec."""
     wrong = [

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+
+import pytest
 
 LOGGING = """
 import logging, os, sys
@@ -17,43 +21,38 @@ print(len(logging.getLogger().handlers), len(logging.getLogger("transfer_queue")
 """
 
 
-class TestLogger:
-    def run(self, before="", **environment):
-        """Standard output and error of a process that logs."""
-        import os
+WARNINGS = ["transfer_queue.part: a warning", "transfer_queue: of the root"]
+FROM_INFO = ["transfer_queue.part: an info", *WARNINGS]
+INFO_BY_DEFAULT = "from transfer_queue.utils.logging_utils import get_logger as g; g('transfer_queue.part', 'INFO')"
 
-        env = {name: value for name, value in os.environ.items() if name != "TQ_LOGGING_LEVEL"}
-        code = LOGGING.format(before=before)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**env, **environment})
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split(), done.stderr.splitlines()
 
-    def test_one_handler(self):
-        """One handler, on the package's own root logger; each record once; warnings by default."""
-        handlers, lines = self.run()
-        assert handlers == ["0", "1", "0"]
-        assert [line.rpartition(" WARNING ")[2] for line in lines] == [
-            "transfer_queue.part: a warning",
-            "transfer_queue: of the root",
-        ]
+@pytest.mark.parametrize(
+    ("before", "level", "expected"),
+    [
+        ("", None, WARNINGS),
+        ("", "INFO", FROM_INFO),
+        ("", "ERROR", []),
+        ("logging.getLogger('transfer_queue').setLevel('DEBUG')", None, FROM_INFO),
+        (INFO_BY_DEFAULT, None, FROM_INFO),
+    ],
+    ids=["default", "INFO", "ERROR", "a level of the program", "default_level"],
+)
+def test_each_record_is_written_once_by_one_handler(before: str, level: str | None, expected: list[str]) -> None:
+    handlers, lines = run(before, level)
+    assert handlers == ["0", "1", "0"]
+    assert [re.split(" (?:INFO|WARNING) ", line)[1] for line in lines] == expected
 
-    def test_environment(self):
-        """TQ_LOGGING_LEVEL sets the level."""
-        assert len(self.run(TQ_LOGGING_LEVEL="INFO")[1]) == 3
-        assert self.run(TQ_LOGGING_LEVEL="ERROR")[1] == []
 
-    def test_program_that_logs_itself(self):
-        """Where the program configures logging, its handlers write, and each record once."""
-        _, lines = self.run("logging.basicConfig(format='mine %(message)s')")
-        assert lines == ["mine a warning", "mine of the root"]
+def test_if_the_program_configures_logging_its_handlers_write() -> None:
+    _, lines = run("logging.basicConfig(format='mine %(message)s')")
+    assert lines == ["mine a warning", "mine of the root"]
 
-    def test_program_that_sets_the_level(self):
-        """A level that the program sets for the package holds for its loggers."""
-        assert len(self.run("logging.getLogger('transfer_queue').setLevel('DEBUG')")[1]) == 3
 
-    def test_default_level(self):
-        """default_level is that of a logger without TQ_LOGGING_LEVEL."""
-        _, lines = self.run(
-            "from transfer_queue.utils.logging_utils import get_logger as g; g('transfer_queue.part', 'INFO')"
-        )
-        assert len(lines) == 3
+def run(before: str, level: str | None = None) -> tuple[list[str], list[str]]:
+    """Return standard output and error of a process that logs, with this TQ_LOGGING_LEVEL."""
+    environment = {**os.environ, **({} if level is None else {"TQ_LOGGING_LEVEL": level})}
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGING.format(before=before)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), done.stderr.splitlines()

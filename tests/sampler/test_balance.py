@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from divisions import BAD_LENGTHS, assert_division, heaviest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.errors import BalanceInputError
@@ -64,16 +64,6 @@ def test_number_types_do_not_matter(problem):
     expected = get_seqlen_balanced_partitions(lengths, k, equal)
     for same in (np.array(lengths), np.array(lengths, "f4"), tuple(lengths), [Fraction(x) for x in lengths]):
         assert get_seqlen_balanced_partitions(same, k, equal) == expected
-
-
-@settings(max_examples=60, deadline=None)
-@given(lengths=st.lists(st.integers(1, 1000), min_size=3, max_size=8), k=st.integers(2, 3), equal=st.booleans())
-def test_near_the_optimum(lengths, k, equal):
-    """Tiny lists, where one wrong item weighs most. Graham's bound for k parts is 4/3 - 1/(3k) of the optimum."""
-    if equal:
-        lengths = lengths[: len(lengths) // k * k]
-    found = heaviest(get_seqlen_balanced_partitions(lengths, k, equal), lengths)
-    assert found <= optimum(lengths, k, equal) * (4 / 3 - 1 / (3 * k)) + 1e-9
 
 
 def test_mean_distance_from_the_optimum():

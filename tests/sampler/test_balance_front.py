@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.errors import BalanceInputError
-from transfer_queue.sampler import seqlen_balanced_sampler
 from transfer_queue.sampler.balance import (
     balance,
     get_seqlen_balanced_partitions,
@@ -241,11 +240,6 @@ def test_imbalance():
 def test_imbalance_of_an_invalid_division(parts):
     with pytest.raises(BalanceInputError, match="each of the 2 positions once"):
         imbalance([1, 2], parts)
-
-
-def test_the_usual_names_stay():
-    assert seqlen_balanced_sampler.get_seqlen_balanced_partitions is get_seqlen_balanced_partitions
-    assert seqlen_balanced_sampler.karmarkar_karp is karmarkar_karp
 
 
 @pytest.mark.parametrize("lengths", [torch.tensor([5, 1, 4]), list(torch.tensor([5.0, 1.0, 4.0])), np.array([5, 1, 4])])

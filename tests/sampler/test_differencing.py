@@ -51,30 +51,12 @@ def drawn(seed, count):
         yield [generator.randint(1, top) for _ in range(size)], k, equal
 
 
-@st.composite
-def problems(draw):
-    k, equal = draw(st.integers(1, 6)), draw(st.booleans())
-    size = k * draw(st.integers(1, 6)) if equal else draw(st.integers(k, 6 * k))
-    values = st.integers(0, draw(st.sampled_from([2, 9, 50, 9999])))
-    return draw(st.lists(values, min_size=size, max_size=size)), k, equal
-
-
-def test_balancing_is_never_worse_than_differencing_in_any_of_many_small_cases():
-    worse = [
-        problem
-        for problem in drawn(1, CASES)
-        if heaviest(get_seqlen_balanced_partitions(*problem), problem[0]) > heaviest(differencing(*problem), problem[0])
-    ]
-    assert not worse
-
-
-@settings(deadline=None)
-@given(problem=problems())
-def test_balancing_is_never_worse_than_differencing(problem):
-    lengths, k, equal = problem
-    found = heaviest(get_seqlen_balanced_partitions(lengths, k, equal), lengths)
-    assert found <= heaviest(differencing(lengths, k, equal), lengths)
-    assert found <= heaviest(karmarkar_karp(lengths, k, equal), lengths)
+def test_balancing_is_never_worse_than_differencing():
+    for problem in drawn(1, CASES):
+        lengths = problem[0]
+        found = heaviest(get_seqlen_balanced_partitions(*problem), lengths)
+        assert found <= heaviest(differencing(*problem), lengths), problem
+        assert found <= heaviest(karmarkar_karp(*problem), lengths), problem
 
 
 @pytest.mark.parametrize("size", [1, 2])

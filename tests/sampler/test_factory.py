@@ -48,11 +48,6 @@ class TestSamplerObject:
         assert to_send(held("RankAwareSampler")) is None
         assert to_send(None) is None
 
-    @pytest.mark.parametrize("name", ["NoSuchSampler", "no.such.module:Sampler"])
-    def test_an_unknown_name_is_an_error(self, name):
-        with pytest.raises(ValueError, match=rf"controller\.sampler is '{name}'; allowed: SequentialSampler, "):
-            to_send(held(name))
-
 
 NEEDED = {
     "TokenBudgetSampler": {"token_budget": 8},
@@ -131,7 +126,7 @@ class TestSamplerFrom:
     @pytest.mark.parametrize("name", ["NoSuchSampler", "no.such.module:Sampler", "json:NoSuchClass", "", ":", "a:"])
     def test_unknown(self, name):
         """An unknown name is a ValueError naming it."""
-        with pytest.raises(ValueError, match=r"controller\.sampler") as error:
+        with pytest.raises(ValueError, match=r"controller\.sampler is '.*'; allowed: SequentialSampler, ") as error:
             sampler_from(name)
         assert repr(name) in str(error.value)
 

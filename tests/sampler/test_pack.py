@@ -32,16 +32,8 @@ def assert_packed(bins, lengths, cap):
 
 
 @settings(max_examples=300)
-@given(lengths=lists, cap=st.integers(1, 150))
-def test_as_few_bins_as_first_fit_decreasing(lengths, cap):
-    bins = pack(lengths, cap)
-    assert_packed(bins, lengths, cap)
-    assert len(bins) == first_fit_decreasing(lengths, cap)
-
-
-@settings(max_examples=300)
 @given(lengths=lists, cap=st.integers(1, 150), multiple=st.integers(1, 8))
-def test_a_multiple(lengths, cap, multiple):
+def test_as_few_bins_as_first_fit_decreasing_in_a_multiple(lengths, cap, multiple):
     wanted = -(-first_fit_decreasing(lengths, cap) // multiple) * multiple
     if wanted > len(lengths):
         with pytest.raises(BalanceInputError, match=f"{wanted} for a multiple of {multiple}"):

@@ -49,11 +49,3 @@ def test_a_failed_call_keeps_nothing(build):
     with pytest.raises(InvalidArgumentError):
         sampler.sample(list(range(8)), 2, dp_rank=-1, batch_index=0, task_name="t", partition_id="p")
     assert sampler.save_checkpoint() == build().save_checkpoint()
-
-
-def test_a_cleared_partition_is_dealt_again():
-    sampler = RankAwareSampler()
-    who = {"dp_rank": 0, "batch_index": 0, "task_name": "t", "partition_id": "p"}
-    assert sampler.sample([0, 1], 2, **who)[0] == [0, 1]
-    sampler.clear_cache("p")
-    assert sampler.sample([2, 3], 2, **who)[0] == [2, 3]

@@ -1,14 +1,11 @@
 """What all samplers have in common: state, checkpoints, pickling, and the calls of the controller."""
 
-import ast
 import copy
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import transfer_queue.sampler
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import (
     BaseSampler,
@@ -236,36 +233,3 @@ def test_which_class_defines_sample():
 def test_rank_consistent_is_abstract():
     with pytest.raises(TypeError):
         RankConsistentSampler()
-
-
-def test_imports_are_pure():
-    """Samplers import numpy, the errors and each other; they import the logger only when they log."""
-    allowed = {"__future__", "numpy", "transfer_queue"}
-    stdlib = {
-        "abc",
-        "bisect",
-        "collections",
-        "copy",
-        "dataclasses",
-        "functools",
-        "heapq",
-        "inspect",
-        "itertools",
-        "math",
-        "numbers",
-        "operator",
-    }
-    stdlib |= {"reprlib", "typing", "contextlib", "traceback", "msgspec"}
-    for path in Path(transfer_queue.sampler.__file__).parent.glob("*.py"):
-        if path.name == "factory.py":  # which reads settings, so that the samplers do not
-            continue
-        for node in ast.parse(path.read_text()).body:
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module]
-            for name in names:
-                assert name.partition(".")[0] in allowed | stdlib, (path.name, name)
-                if name.startswith("transfer_queue"):
-                    assert name.startswith(("transfer_queue.errors", "transfer_queue.sampler")), (path.name, name)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.storage.arena.writer_locks import SlotFolder
 from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 
 
@@ -63,6 +64,31 @@ class Child:
             self.process.communicate()
 
 
+HOLDER = """
+import os, sys
+from pathlib import Path
+from transfer_queue.storage.arena.writer_locks import hold_slot
+path = Path(sys.argv[1])
+lock = hold_slot(path)
+print("held", flush=True)
+for line in sys.stdin:
+    what, *numbers = line.split()
+    if what == "read":
+        path.read_bytes()
+    elif what == "fork":
+        child = os.fork()
+        if not child:
+            lock.release()
+            os._exit(0)
+        os.waitpid(child, 0)
+    else:
+        print(getattr(lock, what)(*map(int, numbers)), flush=True)
+        continue
+    print("done", flush=True)
+"""
+"""Holds the slot of its argument, and does what it hears: a method of the lock, READ the file, or FORK a child."""
+
+
 @pytest.fixture
 def child() -> Iterator[Callable[..., Child]]:
     children: list[Child] = []
@@ -74,6 +100,19 @@ def child() -> Iterator[Callable[..., Child]]:
     yield start
     for one in children:
         one.end()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SlotFolder:
+    return SlotFolder(tmp_path / "slots")
+
+
+@pytest.fixture
+def holder(folder: SlotFolder, child: Callable[..., Child]) -> Child:
+    """A process that holds slot 1."""
+    made = child(HOLDER, folder.make(1, "w"))
+    assert made.hear() == "held"
+    return made
 
 
 @pytest.fixture

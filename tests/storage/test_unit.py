@@ -202,13 +202,6 @@ def test_a_parked_lease_moves_to_a_new_connection(unit: StorageUnit, writer: Wri
     assert (effect.peer, effect.sequence) == (7, sequence)
 
 
-def test_a_repeated_request_gets_the_same_reply(unit: StorageUnit, writer: Writer) -> None:
-    lease = writer.lease(1)
-    sequence, writer.peer = writer.sequence, 7
-    assert writer.send(LeaseExtent(writer.slot, GRANULE, GRANULE), 1.0, sequence) == [SendReply(7, sequence, lease)]
-    assert unit.table.leased == GRANULE
-
-
 def test_a_parked_lease_can_be_cancelled(unit: StorageUnit, writer: Writer) -> None:
     lease = writer.lease(16)
     sequence = writer.park(1, 10)

@@ -26,8 +26,14 @@ import transfer_queue as tq
 ROOT = Path(__file__).resolve().parents[2]
 THEIRS = {"transfer_queue/py.typed": "theirs\n", "transfer_queue/theirs.py": ""}  # one of these files is in both
 AGAIN = "pip install --force-reinstall --no-deps"
-WARN = "from transfer_queue.utils.installations import warn_of_other_installations as warn; warn()"
-"""What `init` does before it starts or finds a system; it needs no torch."""
+LOOK = """
+import sys
+from transfer_queue.cli import main
+from transfer_queue.utils.installations import warn_of_other_installations
+warn_of_other_installations()
+sys.exit(main(["doctor", "--no-test", "--json"]))
+"""
+"""What `init` does before it starts or finds a system, then `tq doctor`; it needs no torch."""
 
 
 def wheel(folder: Path, name: str, version: str, files: Mapping[str, str | bytes], requires: str = "") -> Path:
@@ -87,32 +93,26 @@ class Environment:
         self.folder = packages / "transfer_queue"
 
     def pip(self, command: str, *arguments: Path) -> None:
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(self._python)]
+        pip = [self._python, "-m", "pip", "--disable-pip-version-check", "--quiet", *command.split()[1:]]
         options = ["--no-compile"] if "install" in command.split() else []
         environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-        subprocess.run(
-            [*pip, *command.split()[1:], *options, *map(str, arguments)], env=environment, timeout=120, check=True
-        )
+        subprocess.run([*pip, *options, *arguments], env=environment, timeout=120, check=True)
 
-    def run(self, *arguments: str, source: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def look(self, source: Path | None = None) -> tuple[tuple[str, str, str], str]:
+        """Return what `tq doctor` says of the installation (level, words and advice), and what `init` warns of."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         if source is not None:
             environment["PYTHONPATH"] = str(source)
-        return subprocess.run(
-            [str(self._python), *arguments], env=environment, capture_output=True, text=True, timeout=120
+        done = subprocess.run(
+            [self._python, "-W", "ignore", "-c", LOOK], env=environment, capture_output=True, text=True, timeout=120
         )
-
-    def warning(self, source: Path | None = None) -> str:
-        """Return what a program writes to stderr that looks for other installations as `init` does."""
-        done = self.run("-W", "ignore", "-c", WARN, source=source)
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    def doctor(self, source: Path | None = None) -> tuple[str, str, str]:
-        """Return what `tq doctor` says of the installation: level, words and advice."""
-        done = self.run("-W", "ignore", "-m", "transfer_queue.cli", "doctor", "--no-test", "--json", source=source)
         (found,) = (each for each in json.loads(done.stdout)["findings"] if each["name"] == "installation")
-        return found["level"], found["words"], found["advice"]
+        return (found["level"], found["words"], found["advice"]), done.stderr
+
+    def assert_whole(self) -> None:
+        """Assert that nothing is reported of the installation."""
+        (level, _, _), warning = self.look()
+        assert (level, warning) == ("ok", "")
 
 
 @pytest.fixture
@@ -120,17 +120,14 @@ def environment(tmp_path: Path) -> Environment:
     return Environment(tmp_path / "environment")
 
 
-@pytest.mark.parametrize("is_last", [True, False], ids=["ours last", "theirs last"])
 def test_what_the_advice_says_repairs_two_packages_in_one_folder(
-    environment: Environment, ours: Path, theirs: Path, is_last: bool
+    environment: Environment, ours: Path, theirs: Path
 ) -> None:
-    for path in (theirs, ours) if is_last else (ours, theirs):
-        environment.pip("pip install --no-deps", path)
+    environment.pip("pip install --no-deps", theirs, ours)
     other = f"TransferQueue 0.1.11 (2 files in {environment.folder})"
-    level, words, advice = environment.doctor()
+    (level, words, advice), warning = environment.look()
     assert level == "problem"
     assert words.endswith(f"{other}; this package is in {environment.folder}")
-    warning = environment.warning()
     assert other in warning
     assert f"this package is in {environment.folder}," in warning
     assert advice in warning
@@ -140,51 +137,51 @@ def test_what_the_advice_says_repairs_two_packages_in_one_folder(
     environment.pip(f"{remove} -y")
     assert not (environment.folder / "py.typed").exists()  # a file of this package
     gone = f"{environment.folder} lacks 1 file of this package, for example transfer_queue/py.typed"
-    assert environment.doctor() == ("problem", gone, f"run `{AGAIN} .` in a clone of the repository of this package")
+    finding, _ = environment.look()
+    assert finding == ("problem", gone, f"run `{AGAIN} .` in a clone of the repository of this package")
     environment.pip(again.removesuffix(" ."), ours)
     assert (environment.folder / "py.typed").read_bytes() == b""
-    assert environment.doctor()[0] == "ok"
-    assert environment.warning() == ""
+    environment.assert_whole()
 
 
-def test_a_package_in_another_folder_is_only_uninstalled(environment: Environment, theirs: Path) -> None:
-    environment.pip("pip install --no-deps", theirs)
-    level, words, advice = environment.doctor(ROOT / "src")
-    assert level == "problem"
-    assert words.endswith(f"(2 files in {environment.folder}); this package is in {ROOT / 'src' / 'transfer_queue'}")
-    assert re.findall(r"`(pip [^`]*)`", advice) == ["pip uninstall TransferQueue"]
-    assert advice in environment.warning(ROOT / "src")
-
-
-def test_a_distribution_of_any_name_is_reported(
-    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_packages_in_another_folder_are_only_uninstalled_whatever_their_names(
+    environment: Environment,
+    theirs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    environment.pip("pip install --no-deps", wheel(tmp_path, "a_fork_of_it", "3.0", THEIRS))
-    reported = f"a_fork_of_it 3.0 (2 files in {environment.folder})"
-    assert reported in environment.doctor(ROOT / "src")[1]
+    environment.pip("pip install --no-deps", theirs, wheel(tmp_path, "a_fork_of_it", "3.0", THEIRS))
+    (level, words, advice), warning = environment.look(ROOT / "src")
+    assert level == "problem"
+    assert words.endswith(f"; this package is in {ROOT / 'src' / 'transfer_queue'}")
+    (names,) = re.findall(r"`pip uninstall ([^`]*)`", advice)
+    assert sorted(names.split()) == ["TransferQueue", "a_fork_of_it"]
+    assert advice.count("`pip ") == 1
+    assert advice in warning
     monkeypatch.setattr(sys, "path", [*sys.path, str(environment.folder.parent)])
     with pytest.raises(tq.AttachError):
         tq.init({"system": {"name": "of-no-system"}}, attach="require")
-    assert reported in caplog.text
+    for reported in (
+        f"{name} (2 files in {environment.folder})" for name in ("TransferQueue 0.1.11", "a_fork_of_it 3.0")
+    ):
+        assert reported in words
+        assert reported in caplog.text
 
 
-def test_a_requirement_of_a_version_leaves_the_compatibility_distribution(
+def test_the_compatibility_distribution_meets_a_requirement_of_a_version_and_not_one_by_url(
     environment: Environment, ours: Path, compat: Path, theirs: Path, tmp_path: Path
 ) -> None:
+    """After a requirement by URL, the commands of the page install this package again."""
     environment.pip("pip install --no-deps", ours, compat)
     framework = wheel(tmp_path, "framework", "1.0", {"framework.py": ""}, "TransferQueue>=0.1.10")
     environment.pip(f"pip install --find-links {theirs.parent}", framework)
-    assert environment.doctor()[0] == "ok"
-    assert environment.warning() == ""
+    environment.assert_whole()
+    assert_harmless(environment.folder.parent)
 
-
-def test_after_a_requirement_by_url_the_commands_of_the_page_install_this_package_again(
-    environment: Environment, ours: Path, compat: Path, theirs: Path, tmp_path: Path
-) -> None:
-    environment.pip("pip install --no-deps", ours, compat)
-    framework = wheel(tmp_path, "framework", "1.0", {"framework.py": ""}, f"TransferQueue @ {theirs.as_uri()}")
+    framework = wheel(tmp_path, "framework", "2.0", {"framework.py": ""}, f"TransferQueue @ {theirs.as_uri()}")
     environment.pip("pip install", framework)
-    assert environment.doctor()[0] == "problem"
+    assert environment.look()[0][0] == "problem"
     commands = [
         command
         for block in re.findall(r"```text\n(.*?)```", (ROOT / "docs" / "migrate.md").read_text("utf-8"), re.DOTALL)
@@ -196,15 +193,12 @@ def test_after_a_requirement_by_url_the_commands_of_the_page_install_this_packag
     environment.pip(remove)
     assert again == f"{AGAIN} . dist/transferqueue-*.whl"
     environment.pip(AGAIN, ours, compat)
-    assert environment.doctor()[0] == "ok"
-    assert environment.warning() == ""
+    environment.assert_whole()
 
 
-def test_the_compat_wheel_meets_requirements_of_the_pypi_package(compat: Path, tmp_path: Path) -> None:
-    target = tmp_path / "installed"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--target", str(target), str(compat)], timeout=120, check=True)
-    (installed,) = metadata.distributions(path=[str(target)])
+def assert_harmless(packages: Path) -> None:
+    """Assert that the compatibility distribution in a folder stands for the PyPI package, and has no files of it."""
+    (installed,) = metadata.distributions(path=[str(packages)], name="TransferQueue")
     assert installed.metadata["Name"] == "TransferQueue"
     for requirement in ("TransferQueue>=0.1.10", "transferqueue==0.1.11", "TransferQueue<0.2"):
         assert Requirement(requirement).specifier.contains(installed.version), requirement

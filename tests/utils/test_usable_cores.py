@@ -115,7 +115,7 @@ def rows_of(partition: str, rows: int) -> torch.Tensor:
     return torch.stack(list(tq.kv_batch_get([str(number) for number in range(rows)], partition)["x"].unbind()))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4, 8])
+@pytest.mark.parametrize("threads", [1, 4])
 def test_copies_of_a_real_process_and_of_its_fork(threads):
     """A process that copies little starts no thread, and none is left."""
     process = warm.process(copy_in_process_and_fork, threads, daemon=False)

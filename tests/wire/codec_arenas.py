@@ -33,7 +33,7 @@ class Arenas:
         needed = start + block.nbytes
         if needed > len(self.memories[unit]):
             larger = np.full(2 * needed, 0xA5, np.uint8)
-            larger[:start] = self.memories[unit][:start]
+            larger[: len(self.memories[unit])] = self.memories[unit]
             self.memories[unit] = larger
         block.write_into(self.memories[unit][start:needed])
         self.ends[unit] = needed

@@ -536,7 +536,7 @@ END = 99  # stands for the number of blocks, or of the rows of a block
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize(("block", "slot"), [
     ((0, END), (0, 0)), ((0, -1), (0, 0)), ((7, 7), (0, 0)), ((-1, -1), (0, 0)), ((0, 0), (0, END)), ((0, 0), (-1, 0)),
-    ((0, 0), (0, -1)), ((0, 0), (3, 4)), ((), (0, 0)), ((0,), (0,)),
+    ((0, 0), (0, -1)), ((0, 0), (3, 4)), ((0, 0), (2**31 - 1, 0)), ((), (0, 0)), ((0, 0), ()), ((0,), (0,)),
 ])  # fmt: skip
 def test_placement_that_lies(block, slot, blocks):
     arenas = two_rows(blocks)
@@ -552,7 +552,7 @@ def test_placement_that_lies(block, slot, blocks):
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("bent", [
     {"dtype": "float64"}, {"dtype": "int32"}, {"dtype": "float99"}, {"ndim": 2}, {"ndim": 0},
-    {"kind": "object", "dtype": "object"},
+    {"kind": "object", "dtype": "object"}, {"kind": "nested"}, {"name": "y"},
 ], ids=str)  # fmt: skip
 def test_type_that_lies(bent, blocks):
     arenas = two_rows(blocks)

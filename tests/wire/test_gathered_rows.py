@@ -188,7 +188,9 @@ def cases(draw: st.DrawFn) -> Case:
             rows = draw(rows_of_kind(kind, size, 10 * block + number))
             values[name].append(rows)
             columns[name] = contained(rows, kind, draw(st.sampled_from(containers(rows, kind))))
-        arenas.write(encode_columns(columns, size), draw(st.integers(0, units - 1)))
+        unit = draw(st.integers(0, units - 1))
+        arenas.ends[unit] += draw(st.sampled_from([0, 0, 64, 8192]))  # between blocks, which pieces do not contain
+        arenas.write(encode_columns(columns, size), unit)
     first = draw(selections(sizes))
     other = draw(st.permutations(first)) if draw(st.booleans()) else first
     pairs = {name: draw(st.sampled_from([first, other])) for name in fields}
@@ -339,9 +341,16 @@ def test_rows_of_blocks_that_are_received(case: Case, layout: str, given_: dict[
     arenas = case.arenas
     with thresholds(**given_):
         buffer = np.full(found.nbytes, 0xEE, np.uint8)
-        for each in found.pieces(arenas.memory):
+        pieces = found.pieces(arenas.memory)
+        taken = np.zeros(found.nbytes, bool)
+        for each in pieces:
+            assert each.unit in away
+            assert (np.diff(each.starts) > 0).all()
             for start, length, at in zip(each.starts.tolist(), each.lengths.tolist(), each.at.tolist(), strict=True):
                 buffer[at : at + length] = arenas.memory(each.unit)[start : start + length]
+                assert not taken[at : at + length].any()
+                taken[at : at + length] = True
+        assert found.needed_bytes(pieces).sum() == taken.sum() == sum(each.nbytes for each in pieces)
         table = gather(found.reply, lambda unit: buffer if unit == HERE else arenas.memory(unit), layout)
     for name in names:
         check(case, name, table.get(name), layout)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from carried_values import TORCH_DTYPES, Point, jagged, objects, pattern, same
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue.errors import ProtocolError, TransferQueueError, UncarriableValueError
@@ -186,40 +185,7 @@ def test_torch_stays_away():
     assert run.stdout.strip() == "False"
 
 
-# Hostile bytes.
-
-
-def nothing_worse(data):
-    """Decodes, or raises an error of the tree."""
-    with contextlib.suppress(TransferQueueError):
-        decode_object(data, allow_pickle=False)
-
-
-@given(objects, st.data())
-@settings(max_examples=150, deadline=None)
-def test_truncated_and_flipped(value, data):
-    try:
-        encoded = bytearray(encode_object(value, allow_pickle=False))
-    except UncarriableValueError:
-        return
-    nothing_worse(encoded[: data.draw(st.integers(0, len(encoded)))])
-    position = data.draw(st.integers(0, len(encoded) - 1))
-    encoded[position] ^= 1 << data.draw(st.integers(0, 7))
-    nothing_worse(encoded)
-
-
-plain = st.recursive(
-    st.one_of(st.none(), st.integers(-(2**63), 2**64 - 1), st.text(max_size=3), st.binary(max_size=8), st.floats()),
-    lambda inner: st.lists(inner, max_size=5),
-    max_leaves=8,
-)
-
-
-@given(st.integers(-128, 127), plain)
-@settings(max_examples=400, deadline=None)
-def test_codes_with_wrong_content(code, content):
-    packed = msgspec.msgpack.encode(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(content)))
-    nothing_worse(b"\0" + packed)
+# Hostile bytes; tests/fuzz has random ones.
 
 
 @pytest.mark.parametrize("content", [
@@ -230,7 +196,8 @@ def test_codes_with_wrong_content(code, content):
 ], ids=repr)  # fmt: skip
 def test_array_that_lies(content):
     packed = msgspec.msgpack.encode(msgspec.msgpack.Ext(codes.ARRAY, msgspec.msgpack.encode(content)))
-    nothing_worse(b"\0" + packed)
+    with contextlib.suppress(TransferQueueError):
+        decode_object(b"\0" + packed, allow_pickle=False)
 
 
 @pytest.mark.parametrize("head", [

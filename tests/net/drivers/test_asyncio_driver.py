@@ -121,19 +121,6 @@ def test_the_first_caller_may_be_cancelled_while_it_connects(running: Running, s
     assert running.server.counters["accepted"] == 1
 
 
-def test_a_server_that_does_not_answer_is_a_timeout(running: Running) -> None:
-    session = running.session(grace=0.1)
-
-    async def main() -> None:
-        await run_async(session, one(ask("p")))  # the time to connect is not a part of the timeout
-        with pytest.raises(WaitTimeoutError, match=r"Timeout.*no reply to Claim within 0\.2 s"):
-            await run_async(session, one(parked_claim(), timeout=0.1))
-        assert await run_async(session, one(ask("q"))) == Done("q")
-
-    asyncio.run(main())
-    assert running.service.cancelled == [("c", 2)]
-
-
 def test_broken_connections_are_made_anew_for_everyone(running: Running, session: Session) -> None:
     async def main() -> None:
         await run_async(session, one(ask("p")))

@@ -4,35 +4,22 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from echo import CONTROLLER, KEY, Running, ask, in_threads, one, parked_claim, until
+from echo import KEY, Running, ask, in_threads, one, parked_claim, until
 
 from leftovers import descriptors, opened_for
-from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import ListPartitions
-from transfer_queue.net.calls import Call, Request, Work
+from transfer_queue.net.calls import Call, Work
 from transfer_queue.net.drivers import blocking_driver
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
-
-
-def test_an_operation_runs_to_its_result(session: Session) -> None:
-    def operation() -> Generator[Call, AnyReply, list[object]]:
-        replies = []
-        for name in ("a", "b"):
-            reply = yield Request(CONTROLLER, ask(name), None)
-            replies.append(reply.value)
-        return replies
-
-    assert run_blocking(session, operation()) == ["a", "b"]
 
 
 def test_an_operation_without_calls(session: Session) -> None:
@@ -60,16 +47,6 @@ def test_inside_a_running_loop_it_just_blocks(session: Session) -> None:
         return run_blocking(session, one(ask("p")))
 
     assert asyncio.run(main()) == Done("p")
-
-
-def test_a_server_that_does_not_answer_is_a_timeout(running: Running) -> None:
-    session = running.session(grace=0.1)
-    start = time.monotonic()
-    with pytest.raises(WaitTimeoutError, match=r"Timeout.*controller.*no reply to Claim within 0\.2 s"):
-        run_blocking(session, one(parked_claim(), timeout=0.1))
-    assert 0.2 <= time.monotonic() - start < 5
-    until(lambda: not running.service.parked)  # its connection was closed, which cancels the claim
-    assert run_blocking(session, one(ask("p"))) == Done("p")
 
 
 def test_an_interrupted_call_closes_its_connection(running: Running, session: Session) -> None:
@@ -150,10 +127,6 @@ def test_a_forked_child_leaves_its_parents_connections_alone(running: Running, s
 def test_long_replies_arrive_whole(running: Running, session: Session) -> None:
     name = "x" * (5 << 20)
     assert run_blocking(session, one(ask(name))) == Done(name)
-
-
-def test_a_parked_claim_comes_back_on_its_own_connection(session: Session) -> None:
-    assert run_blocking(session, one(parked_claim(0.05))) == ClaimReply(rows=b"")
 
 
 def test_calls_that_block_an_event_loop_together_are_logged(

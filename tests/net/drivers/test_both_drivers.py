@@ -66,6 +66,18 @@ def test_a_server_that_is_gone_for_good_is_lost(running: Running, run: Driver) -
 
 
 @drivers
+def test_a_server_that_does_not_answer_is_a_timeout(running: Running, run: Driver) -> None:
+    session = running.session(grace=0.1)
+    run(session, one(ask("p")))  # the time to connect is not a part of the timeout
+    start = time.monotonic()
+    with pytest.raises(WaitTimeoutError, match=r"Timeout.*controller.*no reply to Claim within 0\.2 s"):
+        run(session, one(parked_claim(), timeout=0.1))
+    assert 0.2 <= time.monotonic() - start < 5
+    until(lambda: not running.service.parked)
+    assert run(session, one(ask("q"))) == Done("q")
+
+
+@drivers
 def test_a_full_listening_queue_or_silent_server_is_a_timeout(tmp_path: Path, run: Driver) -> None:
     """The deadline covers the time to connect."""
     path = str(tmp_path / "silent.sock")

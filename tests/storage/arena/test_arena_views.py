@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from leftovers import descriptors, opened_for
 from transfer_queue.errors import AttachError
 from transfer_queue.storage.arena import arena_views
 from transfer_queue.storage.arena.arena import Arena
@@ -279,30 +280,21 @@ def test_views_of_many_threads(arena: Arena, views: ArenaViews) -> None:
     assert not views._held.any()
 
 
-def files_open_in(folder: Path) -> list[str]:
-    """Return the files of a folder that this process has open."""
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return [path for path in found if path.startswith(str(folder))]
-
-
 def test_everything_is_closed_after_the_last_use(tmp_path: Path, opened_arenas: list[Arena]) -> None:
     arena = Arena.create(tmp_path / "a", GRANULE)
     arena.grow(GRANULE)
-    before = sorted(files_open_in(tmp_path))
+    before = descriptors()
     again, other = Arena.open(arena.folder), Arena.open(arena.folder)
     opened_arenas[:] = [arena]
     views = open_views(again)
     assert views is open_views(other)
     view = views.take("c", 0, 100)
     del again, other, views
-    assert len(files_open_in(tmp_path)) > len(before)
+    assert any(path.startswith(str(tmp_path)) for _, path in descriptors() - before)
     assert view.max() == 0
     del view
     gc.collect()
-    assert sorted(files_open_in(tmp_path)) == before
+    assert opened_for(before) == []
 
 
 def test_a_replaced_arena_has_no_views(tmp_path: Path) -> None:

@@ -19,17 +19,6 @@ def leased(table: ExtentTable, nbytes: int, slot: int = 1) -> LeasedExtent:
     return table.lease(slot, nbytes)
 
 
-def test_a_lease_is_rounded_up_to_granules_and_counted() -> None:
-    table = table_of(4)
-    assert leased(table, 1) == LeasedExtent(1, 0, GRANULE, 1)
-    assert leased(table, GRANULE + 1) == LeasedExtent(2, GRANULE, 2 * GRANULE, 1)
-    assert (table.held, table.leased, table.free_bytes, table.tail) == (
-        4 * GRANULE, 3 * GRANULE, GRANULE, GRANULE,
-    )  # fmt: skip
-    assert table.lease(1, 2 * GRANULE) is None
-    table.check()
-
-
 def test_what_is_not_leased_cannot_be_freed() -> None:
     table = table_of(1)
     number = leased(table, 1).number

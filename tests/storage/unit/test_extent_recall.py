@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,32 +173,6 @@ def test_space_unused_for_two_periods_is_recalled_without_waiting_leases(
 
 
 # ------------------------------------------------------------ with the kernel's locks
-
-HOLDER = """
-import sys
-from pathlib import Path
-from typing import Any
-from transfer_queue.storage.arena.writer_locks import hold_slot
-lock = hold_slot(Path(sys.argv[1]))
-print("held", flush=True)
-for line in sys.stdin:
-    what, *numbers = line.split()
-    print(getattr(lock, what)(*map(int, numbers)), flush=True)
-"""
-
-Start = Callable[..., Any]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> SlotFolder:
-    return SlotFolder(tmp_path / "slots")
-
-
-@pytest.fixture
-def holder(folder: SlotFolder, child: Start) -> Any:
-    holder = child(HOLDER, folder.make(1, "w"))
-    assert holder.hear() == "held"
-    return holder
 
 
 def test_places_in_the_slot_file(folder: SlotFolder, holder: Any) -> None:

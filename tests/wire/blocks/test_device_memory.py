@@ -5,11 +5,9 @@ import pytest
 import torch
 from carried_values import TORCH_DTYPES, pattern
 from codec_arenas import Arenas
-from tensordict import NonTensorStack
 from test_codec import TENSOR_COLUMNS, same_rows
 
 from simulated import rows_of
-from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks import encode
 from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena, allocate_on_device, flat_on_device
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
@@ -127,15 +125,3 @@ def test_memory_that_cannot_be_had():
     assert allocate_on_device(CPU, 1 << 60) is None
     synchronize(CPU)
     assert flat_on_device(torch.arange(6).reshape(2, 3).t()).numel() == 48
-
-
-def test_the_fields_of_a_type_are_told_apart():
-    """A stack of tensors of mixed rank is one of tensors on the device."""
-    arenas = Arenas()
-    rows = [torch.ones(2), torch.ones(2, 3)]
-    block = encode_columns({"x": rows}, 2)
-    assert block.schema == [FieldSpec("x", "tensor", "float32", -1, True)]
-    arenas.write(block)
-    found = landed(arenas, arenas.reply())["x"]
-    assert isinstance(found, NonTensorStack)
-    assert same_rows(found, rows)
