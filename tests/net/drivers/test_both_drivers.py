@@ -66,6 +66,27 @@ def test_a_server_that_is_gone_for_good_is_lost(running: Running, run: Driver) -
 
 
 @drivers
+def test_the_wait_for_a_server_that_accepts_and_says_nothing_is_reported(tmp_path: Path, run: Driver) -> None:
+    """As that of a stopped controller, to which a thread or an event loop needs a new connection."""
+    reported: list[float] = []
+
+    def report(call: Request, waited: float) -> Generator[Call, AnyReply, None]:
+        reported.append(waited)
+        yield Pause(0.0)
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s.sock"))
+        server.listen()
+        session = Session("c", bytes(32), lambda target: str(tmp_path / "s.sock"), grace=0.1)
+        session.report_wait, session.report = 0.2, report
+        with pytest.raises(WaitTimeoutError, match="no reply to Claim within"):
+            run(session, one(parked_claim(), timeout=1.0))
+        session.close()
+    assert len(reported) >= 2
+    assert reported == sorted(reported)
+
+
+@drivers
 def test_a_server_that_does_not_answer_is_a_timeout(running: Running, run: Driver) -> None:
     session = running.session(grace=0.1)
     run(session, one(ask("p")))  # the time to connect is not a part of the timeout

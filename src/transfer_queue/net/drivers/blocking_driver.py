@@ -365,7 +365,8 @@ def retry_until_reply(
                 report(session, attempts)
         connection: Connection | None = None
         try:
-            connection = pool.take(target) or pool.connect(session, target, attempts.deadline)
+            until = attempts.deadline if report is None else attempts.connect_until
+            connection = pool.take(target) or pool.connect(session, target, until)
             if call.into:
                 body = connection.exchange_into(frame, attempts.deadline, call.into)
             else:
