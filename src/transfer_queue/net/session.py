@@ -347,11 +347,6 @@ class RetryPolicy:
         """The reading of the clock at which the wait must be reported, or the driver must warn of it."""
         return min(self.report_at, self.warn_at)
 
-    @property
-    def connect_until(self) -> float:
-        """The reading of the clock until which one attempt to connect may last: the next report, or the deadline."""
-        return min(self.report_at, self.deadline)
-
     def begin_report(self) -> Generator[Call, AnyReply, None]:
         """Return the operation that reports the wait, which is due. The next report is due when the wait has doubled.
 

@@ -272,7 +272,8 @@ async def _ask(session: Session, links: _LoopLinks, call: Request) -> AnyReply:
     try:
         while True:
             try:
-                link = links.working_link(call.target) or await links.connect(call.target, attempts.connect_until)
+                until = min(attempts.deadline, attempts.report_at)
+                link = links.working_link(call.target) or await links.connect(call.target, until)
                 answer = await link.exchange(sequence, frame, attempts)
                 is_answered = True
                 return raise_failure(answer)

@@ -365,7 +365,7 @@ def retry_until_reply(
                 report(session, attempts)
         connection: Connection | None = None
         try:
-            until = attempts.deadline if report is None else attempts.connect_until
+            until = attempts.deadline if report is None else min(attempts.deadline, attempts.report_at)
             connection = pool.take(target) or pool.connect(session, target, until)
             if call.into:
                 body = connection.exchange_into(frame, attempts.deadline, call.into)

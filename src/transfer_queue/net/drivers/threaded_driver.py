@@ -29,9 +29,11 @@ async def run_threaded(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 
     If the coroutine is cancelled, the step under way runs to its end, and then the operation gets the cancellation.
     """
-    advance: _Advance = partial(next, op)
+    loop, advance = asyncio.get_running_loop(), cast(_Advance, partial(next, op))
     while True:
-        step, cancelled = await _in_thread(advance)
+        future = loop.run_in_executor(None, _stepped, advance)
+        cancelled = await await_end(future)
+        step = future.result()
         if isinstance(step, StopIteration):
             if cancelled is not None:
                 raise cancelled
@@ -47,13 +49,6 @@ async def run_threaded(session: Session, op: Generator[Call, AnyReply, T]) -> T:
             advance = partial(op.throw, error)
         else:
             advance = partial(op.send, reply)
-
-
-async def _in_thread(advance: _Advance) -> tuple[_Step, asyncio.CancelledError | None]:
-    """Return the operation's next step, and the cancellation if the coroutine was cancelled meanwhile."""
-    future = asyncio.get_running_loop().run_in_executor(None, _stepped, advance)
-    cancelled = await await_end(future)
-    return future.result(), cancelled
 
 
 def _stepped(advance: _Advance) -> _Step:
