@@ -9,8 +9,11 @@ lines that start with `$ ` are commands, run by bash in the page's folder; the r
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -19,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from leftovers import files_in, wait_for_none
 from tools.make_tutorials import cells_of
 
@@ -27,7 +31,6 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 SCRIPTS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "text", "yaml", "toml", "json", "mermaid", "diff"}
-SECONDS = 120  # for one page or script
 MAKE = "make "
 
 
@@ -200,24 +203,22 @@ def test_generated_pages_are_up_to_date(tool):
 
 def run_alone(program: Path, folder: Path) -> None:
     """Runs a program in a folder, with a runtime folder of its own that must be empty after."""
-    with tempfile.TemporaryDirectory(prefix="tq-docs-") as runtime:
-        environment = {
-            **os.environ,
-            "TQ_RUNTIME_DIR": runtime,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }
-        try:
-            done = subprocess.run(
-                [sys.executable, str(program)],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                stdin=subprocess.DEVNULL,
-            )
-        finally:
-            left = wait_for_none(Path(runtime), 10)
+    with tempfile.TemporaryDirectory(prefix="tq-docs-") as runtime, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TQ_RUNTIME_DIR", runtime)
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        done = warm.run_program(run_script, str(program), str(folder))
+        left = wait_for_none(Path(runtime), 10)
         assert done.returncode == 0, done.stdout + done.stderr
         assert left == []
         assert files_in(Path(runtime)) == []
+
+
+def run_script() -> int:
+    """Run the script of the first argument in the folder of the second, as `python SCRIPT` does. In its own process."""
+    program, folder = sys.argv[1:]
+    os.chdir(folder)
+    sys.argv, sys.path[:0] = [program], [str(Path(program).parent)]
+    multiprocessing.set_start_method(None, force=True)  # the usual one, not that of this process
+    runpy.run_path(program, run_name="__main__")
+    atexit._run_exitfuncs()  # a process of multiprocessing does not
+    return 0
