@@ -178,8 +178,9 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.parametrize("on_disk", [False, True], ids=["replicas", "disk"])
-@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
+@pytest.mark.parametrize(
+    ("frozen", "on_disk"), [(False, True), (True, False)], ids=["killed, values on disk", "frozen, values twice"]
+)
 def test_a_run_goes_on_when_the_first_node_is_gone(
     cluster: Cluster, tmp_path: Path, frozen: bool, on_disk: bool
 ) -> None:
