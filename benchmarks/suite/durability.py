@@ -66,7 +66,8 @@ def run(scale: Scale) -> list[Row]:
     }
     found: dict[tuple[str, str], list[float]] = {}
     with own_folder() as folder, contextlib.ExitStack() as stack:
-        teams = {level: _team(stack, level, Path(folder)) for level in LEVELS}
+        levels = scale.pick(list(LEVELS), ["none", "machine, sync"])
+        teams = {level: _team(stack, level, Path(folder)) for level in levels}
         for round_ in range(rounds + 1):
             for level, team in teams.items():
                 until = time.monotonic() + seconds
