@@ -238,7 +238,7 @@ class Ledger(RuleBasedStateMachine):
             return None, []
         open_ = [held for held in self.held if held.open and which % 3]
         held = (open_ or self.held)[which % len(open_ or self.held)]
-        return held, held.rows[: len(held.rows) - 1] if cut < 2 else held.rows
+        return held, held.rows[: len(held.rows) - 1] if cut in (1, 2) else held.rows
 
     def splits(self, held: Held, rows: set[int]) -> bool:
         return self.unit > 1 and bool(rows) and rows != held.open
