@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 import differential
+import warm
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
@@ -44,6 +45,7 @@ SECONDS = 60  # within which what was closed must be gone
 def nothing_is_left() -> Iterator[None]:
     """After the last test no process of the run is alive, its runtime directory is empty, no arena lies about."""
     yield
+    warm.stop()
     processes = wait_for_none(_RUNTIME_DIR, SECONDS)
     files = files_in(_RUNTIME_DIR)
     assert processes == []

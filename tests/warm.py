@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ def context() -> Any:
     """Of multiprocessing. Its processes have the environment of the first one's start; see `process`."""
     multiprocessing.set_forkserver_preload(PRELOADED)
     return multiprocessing.get_context("forkserver")
+
+
+def stop() -> None:
+    """End the process from which the others are forked, and wait for its end."""
+    forkserver._forkserver._stop()
 
 
 def process(target: Callable[..., None], *arguments: Any, daemon: bool = True) -> Any:
