@@ -237,7 +237,7 @@ def test_many_writers_and_followers(system: Any) -> None:
 
 
 def write_twice(who: int, partition: str, wrote: Any, go_on: Any) -> None:
-    """A process that puts, says so, and puts more when it is told to."""
+    """Put 20 rows, set `wrote`, and put 20 more when `go_on` is set. Runs in a process of its own."""
     torch.set_num_threads(1)
     write(who, 20, partition)
     wrote.set()

@@ -280,7 +280,7 @@ def test_kills_while_a_server_starts_do_not_end_the_system(system: None) -> None
 
 @pytest.mark.parametrize(("delivery", "workers"), [("at_most_once", 0), ("at_least_once", 1)])
 def test_a_loader_pauses_and_yields_every_row_once(system: None, delivery: str, workers: int) -> None:
-    """The controller dies while a batch is held, while one is fetched ahead, and before the end is told."""
+    """The controller is killed while a batch is held, while one is fetched ahead, and after the partition is sealed."""
     client, rows, partition = tq.get_client(), 48, f"loaded {delivery}"
     client.put(numbers(rows // 2), partition_id=partition)
     dataset = StreamingDataset(

@@ -67,14 +67,19 @@ class Child:
 HOLDER = """
 import os, sys
 from pathlib import Path
+from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.writer_locks import hold_slot
 path = Path(sys.argv[1])
+arena = Arena.open(Path(sys.argv[2])) if sys.argv[2:] else None
 lock = hold_slot(path)
 print("held", flush=True)
 for line in sys.stdin:
     what, *numbers = line.split()
     if what == "read":
         path.read_bytes()
+    elif what == "fill":
+        offset, length, value = map(int, numbers)
+        arena.view(offset, length)[:] = value
     elif what == "fork":
         child = os.fork()
         if not child:
@@ -86,7 +91,8 @@ for line in sys.stdin:
         continue
     print("done", flush=True)
 """
-"""Holds the slot of its argument, and does what it hears: a method of the lock, READ the file, or FORK a child."""
+"""Holds the slot of its first argument, and does what each line says: a method of the lock, `read` the file, `fork` a
+child, or `fill OFFSET LENGTH VALUE` in the arena of the second argument."""
 
 
 @pytest.fixture
@@ -108,11 +114,21 @@ def folder(tmp_path: Path) -> SlotFolder:
 
 
 @pytest.fixture
-def holder(folder: SlotFolder, child: Callable[..., Child]) -> Child:
+def hold(child: Callable[..., Child]) -> Callable[..., Child]:
+    """Starts a process that holds a slot; its arguments are the slot's file and, to fill parts of it, an arena."""
+
+    def start(*arguments: str) -> Child:
+        made = child(HOLDER, *arguments)
+        assert made.hear() == "held"
+        return made
+
+    return start
+
+
+@pytest.fixture
+def holder(folder: SlotFolder, hold: Callable[..., Child]) -> Child:
     """A process that holds slot 1."""
-    made = child(HOLDER, folder.make(1, "w"))
-    assert made.hear() == "held"
-    return made
+    return hold(folder.make(1, "w"))
 
 
 @pytest.fixture

@@ -18,41 +18,17 @@ from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Report
 
-# Locks its slot; then, for each "offset length value", fills that part of the arena. "fork" makes a child
-# that ends at once.
-WRITER = """
-import os, sys
-from pathlib import Path
-from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.arena.writer_locks import hold_slot
-arena = Arena.open(Path(sys.argv[1]))
-lock = hold_slot(Path(sys.argv[2]))
-print("held", flush=True)
-for line in sys.stdin:
-    if line.strip() == "fork":
-        child = os.fork()
-        if not child:
-            lock.release()
-            os._exit(0)
-        os.waitpid(child, 0)
-    else:
-        offset, length, value = map(int, line.split())
-        arena.view(offset, length)[:] = value
-    print("done", flush=True)
-"""
-
 
 class System:
     """A unit, and one writer process for which this process sends the messages."""
 
-    def __init__(self, folder: Path, child: Callable) -> None:
+    def __init__(self, folder: Path, hold: Callable) -> None:
         self.unit = StorageUnit(0, ArenaPool(Arena.create(folder / "arena", 8 * GRANULE)), SlotFolder(folder / "slots"))
         slot = self.ask(OpenSlot("w"))
         self.slot = slot.slot
         early = self.ask(LeaseExtent(self.slot, 1, 1), sequence=99)
         assert "does not hold the lock" in early.message
-        self.writer = child(WRITER, str(folder / "arena"), slot.lock_path)
-        assert self.writer.hear() == "held"
+        self.writer = hold(slot.lock_path, str(folder / "arena"))
 
     def ask(self, body: OpenSlot | LeaseExtent, writer: str = "w", peer: int = 1, sequence: int = 0) -> object:
         [effect] = self.unit.handle(writer, peer, sequence, body, 0.0)
@@ -65,12 +41,12 @@ class System:
         return reply
 
     def write(self, lease: ExtentLeaseReply, value: int) -> None:
-        assert self.writer.ask(f"{lease.offset} {lease.length} {value}") == "done"
+        assert self.writer.ask(f"fill {lease.offset} {lease.length} {value}") == "done"
 
 
 @pytest.fixture
-def system(tmp_path: Path, child: Callable) -> System:
-    return System(tmp_path, child)
+def system(tmp_path: Path, hold: Callable) -> System:
+    return System(tmp_path, hold)
 
 
 def test_a_killed_writer_is_proven_dead(system: System) -> None:

@@ -181,7 +181,7 @@ class Ledger(RuleBasedStateMachine):
         if held.open:
             held.end = self.h.now + held.seconds
 
-    @rule(seconds=st.sampled_from([1.0, 3.0, 3.0, 20.0]))  # twice 3 s is longer than a lease, and once 3 s not always
+    @rule(seconds=st.sampled_from([1.0, 3.0, 3.0, 20.0]))  # 3 s end the shorter leases only
     def wait(self, seconds: float) -> None:
         now = self.h.now + seconds
         for held in sorted((h for h in self.held if h.open and h.end <= now), key=lambda h: (h.end, h.token)):
@@ -233,7 +233,7 @@ class Ledger(RuleBasedStateMachine):
         return self.h.state.partitions["p"].sealed
 
     def some(self, which: int, cut: int) -> tuple[Held | None, list[int]]:
-        """Draw a lease, of two in three times an open one, and some of its rows, usually all."""
+        """Draw a lease, in two of three cases an open one, and some of its rows, usually all."""
         if not self.held:
             return None, []
         open_ = [held for held in self.held if held.open and which % 3]
