@@ -34,6 +34,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
@@ -70,6 +71,12 @@ class GeneratedMethods(ABC):
     @abstractmethod
     async def _run_async(self, operation: Operation[T]) -> T:
         """Run an operation in this event loop."""
+
+    def _run_aside(self, operation: Operation[T]) -> Future[T]:
+        """Run an operation in a thread of its own; at once if this client has no threads."""
+        future: Future[T] = Future()
+        future.set_result(self._run(operation))
+        return future
 
     async def _run_joining(self, operation: Operation[T]) -> T:
         """Run an operation that may travel together with others of this event loop."""

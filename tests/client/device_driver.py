@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,13 +24,15 @@ class Event:
 
 
 class Driver(DeviceDriver):
-    """Notes what it is asked. accepts: whether it registers memory."""
+    """Notes what it is asked. accepts: whether it registers memory. adopted: the addresses of adopted tensors."""
 
     def __init__(self) -> None:
         self.accepts = True
         self.registered: dict[int, int] = {}
         self.events: list[Event] = []
         self.gathered: list[int] = []
+        self.adopted: list[Any] = []
+        self._aside = threading.local()
 
     def register(self, address: int, nbytes: int) -> bool:
         assert all(not (start < address + nbytes and address < start + n) for start, n in self.registered.items())
@@ -45,3 +50,20 @@ class Driver(DeviceDriver):
     def mark(self, device: torch.device) -> Any:
         self.events.append(Event())
         return self.events[-1]
+
+    @contextlib.contextmanager
+    def aside(self, device: torch.device) -> Iterator[None]:
+        assert not self.is_aside
+        self._aside.is_it = True
+        yield
+        self._aside.is_it = False
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether this thread works on a stream of its own."""
+        return getattr(self._aside, "is_it", False)
+
+    def adopt(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
+        assert not self.is_aside
+        assert event in self.events
+        self.adopted += [tensor.data_ptr() for tensor in tensors]

@@ -21,12 +21,14 @@ from typing import Any
 
 import psutil
 import pytest
+from device_driver import Driver
 from omegaconf import OmegaConf
 from tensordict import TensorDictBase
 
 import transfer_queue as tq
 import warm
 from simulated import numbers
+from transfer_queue.client.data import device_copies
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.metadata import BatchMeta
@@ -127,7 +129,7 @@ class Program:
         workers = draw.choice([0, 0, 1, 2]) if workers is None else workers
         path = self.folder / f"failed {draw.random()}"
         more: dict[str, Any] = draw.choice([
-            {}, {}, {"process_batch_fn": same}, {"process_batch_fn": partial(process_or_fail, path=path)},
+            {}, {"device": None if workers else "cpu"}, {"process_batch_fn": same}, {"process_batch_fn": partial(process_or_fail, path=path)},
             {"fetch_batch_fn": default_fetch_batch_fn}, {"fetch_batch_fn": partial(fetch_and_fail, path=path)},
             {"fetch_batch_fn": fetch_in_two},
         ])  # fmt: skip
@@ -209,7 +211,11 @@ class Program:
 
 
 @pytest.mark.parametrize("seed", range(6 * FACTOR))
-def test_what_was_not_yielded_can_be_claimed(system: Any, seed: int, tmp_path: Path) -> None:
+def test_what_was_not_yielded_can_be_claimed(
+    system: Any, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver()
+    monkeypatch.setattr(device_copies, "driver_of", lambda device: driver)
     program = Program(system, seed, tmp_path)
     program.run()
     assert sorted(program.yielded + program.rest()) == list(range(ROWS))

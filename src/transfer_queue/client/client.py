@@ -7,6 +7,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Coroutine
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +29,7 @@ from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn
 from transfer_queue.net.calls import Operation, ask_controller
-from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
+from transfer_queue.net.drivers.asyncio_driver import call_in_thread, run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
 from transfer_queue.net.session import Session, reply_decoder
@@ -98,6 +100,9 @@ class TransferQueueClient(Subscriptions, LockMethods):
 
     def _run(self, operation: Operation[T]) -> T:
         return run_blocking(self._session, operation)
+
+    def _run_aside(self, operation: Operation[T]) -> Future[T]:
+        return call_in_thread(partial(self._run, operation), name="transfer_queue fetch ahead", daemon=False)
 
     def _run_async(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
         return run_async(self._session, operation)  # not awaited: a coroutine around it would cost time in each call

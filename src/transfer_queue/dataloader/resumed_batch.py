@@ -158,7 +158,8 @@ class OpenBatch:
         """The number of items that were yielded."""
         self.over = False
         """Whether there is no further item."""
-        self._meta = meta
+        self.meta = meta
+        """The metadata of the batch."""
         self._worker = worker
         self._rows: list[np.ndarray | None] = [] if rows is None else [*rows]
         watched = items if rows is not None else self._watch(items)
@@ -195,7 +196,7 @@ class OpenBatch:
 
     def interrupted(self, number: int) -> ResumedBatch:
         """Return what is left of the batch, which has this number."""
-        saved = SavedBatch.of(number, self._meta)
+        saved = SavedBatch.of(number, self.meta)
         return ResumedBatch(saved, self.given, self._left(saved.rows), worker=self._worker)
 
     def _left(self, rows: Rows) -> Rows | None:
@@ -284,7 +285,7 @@ class ResumedBatch:
         if claimed is None:
             raise BatchGoneError(f"batch {self.saved.number}, in the middle of which the state was saved, is gone")
         batch = yield from dataset.fetcher().complete(*claimed)
-        return Reread(batch, self.given, batch[1] if batch[1]._leases else None)
+        return Reread(batch, self.given, batch[1] if batch[1]._leases or batch[1]._holder else None)
 
     def _existing(self, dataset: Consumer) -> Operation[BatchMeta]:
         """Return the metadata of the rows that exist and that the task does not skip, in order."""

@@ -30,6 +30,7 @@ from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
 from transfer_queue.config.environment import empty_batch_sleep_interval
 from transfer_queue.dataloader.async_iteration import AsyncItems
+from transfer_queue.dataloader.batch_ahead import BatchAhead
 from transfer_queue.dataloader.batch_fetcher import (
     Batch,
     Delivery,
@@ -66,10 +67,11 @@ from transfer_queue.dataloader.resumed_batch import (
     settle,
 )
 from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError, WaitTimeoutError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, TransferQueueError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import Operation, Work
+from transfer_queue.sampler.freshness_sampler import POLICY_TAG
 
 __all__ = ["StreamingDataset", "chunk_batch_fn", "default_fetch_batch_fn"]
 
@@ -309,6 +311,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         # a batch that was neither acknowledged nor finished when its state was saved
         self._owed: SavedBatch | None = None
         self._unseen: dict[int, tuple[BatchLease, ...]] = {}  # of batches of which no item was yielded, by number
+        self._ahead: BatchAhead | None = None  # the next batch, fetched ahead; it is kept until its fetch has ended
         self.channel = None
         self.seat = None
         self.iterate_in_worker = None
@@ -343,9 +346,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.check()
         self.learn_dp_size()
         client = cache(self.client)  # one for the iteration, found when it is needed
-        while self._open_kept(finish) or run(client(), self._open_following(source, finish)):
-            while self._open is not None:
-                yield self._take(self._open)  # no variable refers to the item while the next batch is awaited
+        try:
+            while self._open_kept(finish) or run(client(), self._open_following(source, finish)):
+                while self._open is not None:
+                    yield self._take(self._open)  # no variable refers to the item while the next batch is awaited
+        finally:
+            self._end_ahead()
 
     def __aiter__(self) -> AsyncItems:
         return self.async_stream(LocalSource())
@@ -381,6 +387,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._open_kept(finish)
             return None if self._open is None else (self._take(self._open),)
 
+        if self.device is not None:  # there are no workers to close
+            close = self._end_ahead
         return AsyncItems(take, lambda: run_async(client(), self._open_following(source, finish)), close)
 
     def _open_kept(self, finish: Finish | None) -> bool:
@@ -747,6 +755,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             "_unacked": {},
             "_owed": None,
             "_unseen": {},
+            "_ahead": None,
             "_resumed": None if resumed is None else replace(resumed, held=None),
             "batch_index": self.batch_index - unseen,
             "_received": self._received - unseen,
@@ -773,6 +782,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._unacked, self._held = {}, through
             return_batches(self.client(), left)
         self._give_back_unseen()
+        self._end_ahead()
         self.partition_id = partition_id
         self.buffer = []
         self.batch_index = self._kept_from = self._received = number
@@ -891,7 +901,24 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._hand_over()
         if opened.over:
             self._open = None
+        if self.device is not None:
+            self._fetch_ahead(opened.meta)
         return item
+
+    def _fetch_ahead(self, meta: BatchMeta) -> None:
+        """Begin to fetch the batch after this one, unless it is fetched or under way, or was received before."""
+        ahead = self._ahead
+        if ahead is not None and (ahead.is_under_way or ahead.has_batch):
+            return
+        is_new = self.batch_index == self._next_fetch >= self._received
+        if is_new and self.device is not None and not any(POLICY_TAG in tag for tag in meta._tags.first(1)):
+            with contextlib.suppress(TransferQueueError, RuntimeError):  # it is fetched when it is needed
+                self._ahead = BatchAhead.begin(self, self.device, (self.partition_id, self.batch_index, self.moves))
+
+    def _end_ahead(self, failed: bool = False) -> None:
+        """Give back what was fetched ahead, at the end of an iteration; `failed` makes no difference."""
+        if self._ahead is not None and not sys.is_finalizing():
+            self._ahead.discard()
 
     def _hand_over(self) -> None:
         """Report that the open batch is handed over with the item that is yielded now."""
@@ -933,16 +960,30 @@ class LocalSource:
 
     def deliver(self, dataset: StreamingDataset, seconds: float | None = None) -> Operation[Delivery]:
         """Return the batch at the dataset's position, or nothing after the interval or these seconds."""
+        ahead = dataset._ahead
+        if ahead is not None:
+            if not (yield from ahead.arrive(seconds)):
+                return Delivery()
+            dataset._ahead = None
+            fetched = ahead.take((dataset.partition_id, dataset.batch_index, dataset.moves))
+            if fetched is not None:
+                return _delivery_of(fetched, is_held=True)
         if self._fetcher is None:
-            self._fetcher = dataset.fetcher(combined=True)
+            self._fetcher = Fetcher(dataset, combined=True, hold=dataset.device is not None)
         worker, number = get_worker_info(), number_in_rank(dataset.batch_index)
         again = dataset.batch_index < dataset._received
         claimed = yield from self._fetcher.claim(dataset.partition_id, number, again=again, within=seconds)
         if claimed is None or not len(claimed[1]):
             return Delivery(ended=claimed is None or (worker is not None and is_orphan()))
         batch = yield from self._fetcher.complete(*claimed)
-        unseen = take_unseen(batch[1])
-        return Delivery(batch, held=batch[1] if batch[1]._leases else None, unseen=unseen)
+        return _delivery_of(batch, is_held=dataset.device is not None)
+
+
+def _delivery_of(batch: Batch, *, is_held: bool) -> Delivery:
+    """Return a fetched batch as it is delivered. is_held: whether the next fetch does not mark it as finished."""
+    meta = batch[1]
+    unseen = take_unseen(meta)
+    return Delivery(batch, held=meta if meta._leases or (is_held and meta._holder) else None, unseen=unseen)
 
 
 def _at_least(least: int, **arguments: int | None) -> None:

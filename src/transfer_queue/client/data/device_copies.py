@@ -3,16 +3,18 @@
 The pages of an arena are registered with the driver of the device at their first use, and stay registered until the
 client closes. The device then reads and writes them by itself. A get returns before its copies have ended, in the order
 of the device's current stream; the bytes are held until then (`storage.arena.arena_views`). Short pieces, and bytes
-that came from other nodes, are first gathered in memory that the driver has registered itself.
+that came from other nodes, are first gathered in memory that the driver has registered itself, part by part: while the
+device copies a part, threads of this process gather the next one.
 
 Only granules of blocks that are being read or written are registered: registering a granule that the unit has returned
-to the file system would allocate it.
+to the file system would allocate it. Neighbours are registered with one call.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from transfer_queue.client.units import Units
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.storage.arena.arena import Arena, stretches
-from transfer_queue.storage.arena.arena_views import ArenaViews, granules_of
+from transfer_queue.storage.arena.arena_views import ArenaViews, join_granules
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.wire.blocks.device_memory import DeviceArena, add_range, host_to_device, remove_range
 from transfer_queue.wire.blocks.remote_ranges import HERE
@@ -36,6 +38,8 @@ KIND = "cuda"
 """The type of device, as torch names it, whose driver can access the memory of this process by itself."""
 MIN_DIRECT = 64 * 1024
 """The mean length in bytes from which pieces are copied one at a time, directly out of the arena."""
+STAGED = 32 << 20
+"""The bytes that are gathered before their copy begins. At most eight threads share this (`copies.PER_THREAD`)."""
 MIN_REGISTERED = 1 << 20
 """The bytes of a block from which its space is registered for a put."""
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
@@ -56,11 +60,21 @@ class DeviceDriver(Protocol):
     def mark(self, device: torch.device) -> Any:
         """Return an event at the end of what was given to the device's current stream: `query()`, `synchronize()`."""
 
+    def aside(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context in which a thread works on a stream of its own on this device. Any thread may enter it."""
+
+    def adopt(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the current stream use tensors that another stream makes, which has this event after them."""
+
 
 class CudaDriver:
     """The driver of CUDA devices."""
 
     _module: Any = torch.cuda  # parts of it are not typed
+
+    def __init__(self) -> None:
+        self._streams: dict[int, Any] = {}
+        """Device -> the stream of `aside`. Memory that is freed on a stream is used again on it only."""
 
     def register(self, address: int, nbytes: int) -> bool:
         """See `DeviceDriver.register`."""
@@ -79,6 +93,20 @@ class CudaDriver:
         event: Any = self._module.Event()
         event.record(torch.cuda.current_stream(device))
         return event
+
+    def aside(self, device: torch.device) -> AbstractContextManager[Any]:
+        """See `DeviceDriver.aside`. The current device is that of the thread that calls this."""
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index not in self._streams:
+            self._streams[index] = self._module.Stream(index)
+        return torch.cuda.stream(self._streams[index])
+
+    def adopt(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """See `DeviceDriver.adopt`. torch does not use the memory again before this stream is done with it."""
+        for tensor in tensors:
+            stream = torch.cuda.current_stream(tensor.device)
+            stream.wait_event(event)
+            tensor.record_stream(stream)
 
     def _runtime(self) -> Any:
         return self._module.cudart()
@@ -131,9 +159,8 @@ class RegisteredArena:
         self.refused = False
         """Whether the driver has refused a range. Copies then pass through its own buffers."""
 
-    def register(self, start: int, nbytes: int) -> None:
-        """Register the granules of these bytes, unless they are registered. The process holds or has leased them."""
-        part = granules_of(start, start + nbytes)
+    def register(self, part: slice) -> None:
+        """Register these granules, unless they are registered. The process holds or has leased them."""
         if self.refused or self._known[part].all():
             return
         for first, end in stretches(np.flatnonzero(~self._known[part]) + part.start):
@@ -165,17 +192,19 @@ class DeviceCopies:
     def __init__(self, units: Units, client_id: str, driver: DeviceDriver) -> None:
         self._units = units
         self._client_id = client_id
-        self._driver = driver
+        self.driver = driver
+        """The driver."""
         self._lock = threading.Lock()
         self._arenas: dict[int, RegisteredArena] = {}
         """Unit -> its arena."""
         self._flying: list[tuple[Any, list[U8]]] = []
         """The event at the end of each copy, and the held bytes."""
+        self._closed = False
 
     def register_space(self, unit: int, offset: int, nbytes: int) -> None:
         """Register leased space of a unit of this node, into which a put is about to copy from the device."""
         with self._lock:
-            self._register(unit, offset, nbytes)
+            self._register([(unit, offset, nbytes)])
 
     def copy_held(self, reply: LookupReply, runs: Sequence[Place], into: torch.Tensor) -> bool:
         """Begin to copy bytes of arenas, one after the other, to memory of the device.
@@ -187,29 +216,40 @@ class DeviceCopies:
             return False
         at = 0
         with self._lock:
-            for (unit, start, nbytes), array in zip(runs, held, strict=True):
-                self._register(unit, start, nbytes)
+            self._register(runs)
+            for (_, _, nbytes), array in zip(runs, held, strict=True):
                 host_to_device(into[at : at + nbytes], array)
                 at += nbytes
-            self._flying.append((self._driver.mark(into.device), held))
+            self._flying.append((self.driver.mark(into.device), held))
             self._flying = [each for each in self._flying if not each[0].query()]  # what has ended is held no longer
         return True
 
     def copy_gathered(self, memory: Memory, units: I4, starts: I8, lengths: I8, into: torch.Tensor) -> None:
-        """Copy bytes of arenas, one after the other, to memory of the device, after they were gathered on the host."""
-        staged = self._driver.allocate(len(into))
-        gather(memory, units, starts, lengths, into=staged.numpy())
-        into.copy_(staged, non_blocking=True)
+        """Copy bytes of arenas, one after the other, to memory of the device, after they were gathered on the host.
 
-    def _register(self, unit: int, start: int, nbytes: int) -> None:
-        """Register bytes of a unit of this node. The caller has the lock."""
-        arena, views = self._units.arena(unit), self._units.views_of(unit)
-        if views is not None:
-            registered = self._arenas.get(unit)
-            if registered is None or registered.arena is not arena:
-                self._forget_lost()
-                registered = self._arenas[unit] = RegisteredArena(self._driver, views, arena)
-            registered.register(start, nbytes)
+        The driver allocates a part again when its copy has ended, so usually two are in use.
+        """
+        ends = np.cumsum(lengths)
+        at = begin = 0
+        while at < len(ends):
+            stop = max(at + 1, int(np.searchsorted(ends, begin + STAGED, "right")))
+            end = int(ends[stop - 1])
+            staged = self.driver.allocate(end - begin)
+            gather(memory, units[at:stop], starts[at:stop], lengths[at:stop], into=staged.numpy())
+            into[begin:end].copy_(staged, non_blocking=True)
+            at, begin = stop, end
+
+    def _register(self, places: Sequence[Place]) -> None:
+        """Register bytes of units of this node. The caller has the lock."""
+        for unit in () if self._closed else {unit for unit, _, _ in places}:
+            arena, views = self._units.arena(unit), self._units.views_of(unit)
+            if views is not None:
+                registered = self._arenas.get(unit)
+                if registered is None or registered.arena is not arena:
+                    self._forget_lost()
+                    registered = self._arenas[unit] = RegisteredArena(self.driver, views, arena)
+                for part in join_granules([place[1:] for place in places if place[0] == unit]):
+                    registered.register(part)
 
     def _forget_lost(self) -> None:
         """Unregister the arenas of units that were lost, so that their memory is freed. The caller has the lock."""
@@ -234,8 +274,9 @@ class DeviceCopies:
         return [held[at] for at in range(len(runs))]
 
     def close(self) -> None:
-        """Wait for all copies, and unregister the arenas."""
+        """Wait for all copies, unregister the arenas, and register nothing any more."""
         with self._lock:
+            self._closed = True  # a thread that still gets a batch registers nothing more
             self._end_copies()
             for arena in self._arenas.values():
                 arena.close()

@@ -179,8 +179,13 @@ async def await_end(future: asyncio.Future[Any]) -> asyncio.CancelledError | Non
     return cancelled
 
 
-def call_in_thread(function: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread of its own, because long calls would fill an executor."""
+def call_in_thread(
+    function: Callable[[], T], *, name: str = "transfer_queue user function", daemon: bool = True
+) -> Future[T]:
+    """Call a function in a thread of its own, because long calls would fill an executor.
+
+    The end of the process waits for the function only if `daemon` is false.
+    """
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # it cannot be cancelled
     context = contextvars.copy_context()
@@ -197,7 +202,7 @@ def call_in_thread(function: Callable[[], T]) -> Future[T]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=call, name="transfer_queue user function", daemon=True).start()
+    threading.Thread(target=call, name=name, daemon=daemon).start()
     return future
 
 

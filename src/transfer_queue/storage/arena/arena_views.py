@@ -225,15 +225,7 @@ class ArenaViews:
 
     def _lock_parts(self, parts: Sequence[tuple[int, int]]) -> bool:
         """Lock the granules of all parts, with one call for those that are neighbours. Returns whether it could."""
-        spans = sorted((part.start, part.stop) for part in (granules_of(start, start + size) for start, size in parts))
-        runs = [spans[0]]
-        for low, high in spans[1:]:
-            first, end = runs[-1]
-            if low <= end:
-                runs[-1] = first, max(end, high)
-            else:
-                runs.append((low, high))
-        if all(self._locks.lock(first, end - first) for first, end in runs):
+        if all(self._locks.lock(part.start, part.stop - part.start) for part in join_granules(parts)):
             return True
         self._unlock_unheld(parts)
         return False
@@ -379,6 +371,18 @@ def holders_here(boot_id: str, offset: int, length: int) -> list[ReadHold]:
 def granules_of(start: int, end: int) -> slice:
     """Return the numbers of the granules of these bytes."""
     return slice(start // GRANULE, -(-end // GRANULE))
+
+
+def join_granules(parts: Sequence[tuple[int, int]]) -> list[slice]:
+    """Return the granules of parts (start, bytes), of which there is at least one. Neighbours are joined."""
+    spans = sorted((part.start, part.stop) for part in (granules_of(start, start + size) for start, size in parts))
+    runs = [slice(*spans[0])]
+    for low, high in spans[1:]:
+        if low <= runs[-1].stop:
+            runs[-1] = slice(runs[-1].start, max(runs[-1].stop, high))
+        else:
+            runs.append(slice(low, high))
+    return runs
 
 
 def _stretches_of(chosen: npt.NDArray[np.bool_], start: int) -> list[tuple[int, int]]:
