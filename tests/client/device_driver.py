@@ -55,8 +55,10 @@ class Driver(DeviceDriver):
     def aside(self, device: torch.device) -> Iterator[None]:
         assert not self.is_aside
         self._aside.is_it = True
-        yield
-        self._aside.is_it = False
+        try:
+            yield
+        finally:
+            self._aside.is_it = False
 
     @property
     def is_aside(self) -> bool:

@@ -129,7 +129,8 @@ class Program:
         workers = draw.choice([0, 0, 1, 2]) if workers is None else workers
         path = self.folder / f"failed {draw.random()}"
         more: dict[str, Any] = draw.choice([
-            {}, {"device": None if workers else "cpu"}, {"process_batch_fn": same}, {"process_batch_fn": partial(process_or_fail, path=path)},
+            {}, {"device": None if workers else "cpu"},
+            {"process_batch_fn": same}, {"process_batch_fn": partial(process_or_fail, path=path)},
             {"fetch_batch_fn": default_fetch_batch_fn}, {"fetch_batch_fn": partial(fetch_and_fail, path=path)},
             {"fetch_batch_fn": fetch_in_two},
         ])  # fmt: skip

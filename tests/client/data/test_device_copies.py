@@ -20,6 +20,7 @@ from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.blocks import gather_into
 from transfer_queue.wire.blocks.device_memory import pieces
+from transfer_queue.wire.buffers import copies
 
 ROWS = 64
 
@@ -104,6 +105,68 @@ def test_tensors_of_the_caller_on_a_device_are_filled_in_divided_copies(
     meta = a.put(value(3), partition_id="p")
     b.get_data(meta, out={"x": torch.empty(ROWS, 8192, dtype=torch.int64, device="meta")})
     assert found == [("meta", ROWS * 8192 * 8, True, True)]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("layout", ["jagged", "dense"])
+def test_shuffled_short_rows_are_gathered_in_parts(
+    a: Client, b: Client, driver: Driver, monkeypatch: pytest.MonkeyPatch, threads: int, layout: str
+) -> None:
+    monkeypatch.setattr(copies, "_most", threads)
+    monkeypatch.setattr(copies, "PARALLEL", 1 << 16)
+    monkeypatch.setattr(copies, "PER_THREAD", 1 << 14)
+    monkeypatch.setattr(copies, "MIN_PART", 1 << 12)
+    monkeypatch.setattr(device_copies, "STAGED", 100_000)
+    rows = torch.arange(ROWS * 1024).reshape(ROWS, 1024)
+    parts = [a.put(table(x=rows[at::2].clone()), partition_id="p") for at in range(2)]
+    meta = tq.BatchMeta.concat(parts).select_samples([at * 27 % ROWS for at in range(ROWS)])
+    got, host = b.get_data(meta, layout=layout, device="cpu")["x"], b.get_data(meta, layout=layout)["x"]
+    assert all(map(same, rows_of(got), rows_of(host)))
+    assert driver.gathered == [12 * 8192] * 5 + [4 * 8192]
+
+
+def test_a_row_longer_than_a_part_is_a_part_of_its_own(
+    a: Client, b: Client, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_copies, "STAGED", 1000)
+    meta = a.put(table(x=ragged(100, 5000, 0, 150, 0)), partition_id="p").select_samples([3, 1, 4, 0, 2])
+    got, host = b.get_data(meta, device="cpu")["x"], b.get_data(meta)["x"]
+    assert all(map(same, rows_of(got), rows_of(host)))
+    assert driver.gathered == [600, 20_000, 400]
+
+
+def test_rows_that_are_replaced_while_they_are_gathered_are_read_again(
+    a: Client, b: Client, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_copies, "STAGED", 4096)
+    old = a.kv_batch_put(["a", "b"], "p", {"x": torch.full((2, 1024), 1)})
+    allocate = driver.allocate
+
+    def replace(nbytes: int) -> torch.Tensor:
+        if len(driver.gathered) == 1:
+            a.kv_batch_put(["a", "b"], "p", {"x": torch.full((2, 1024), 2)})
+        return allocate(nbytes)
+
+    monkeypatch.setattr(driver, "allocate", replace)
+    assert b.kv_batch_get(["a", "b"], "p", layout="dense", device="cpu")["x"].eq(2).all()
+    assert len(driver.gathered) == 4, old
+
+
+def test_neighbouring_pages_are_registered_with_one_call(a: Client, b: Client, driver: Driver) -> None:
+    parts = [a.put(value(fill), partition_id="p") for fill in range(4)]
+    meta = tq.BatchMeta.concat(parts)
+    assert (
+        b.get_data(meta.select_samples(list(range(len(meta)))[::-1]), layout="dense", device="cpu")["x"][0].eq(3).all()
+    )
+    assert len(driver.registered) == 1
+
+
+def test_nothing_is_registered_after_the_close(b: Client, driver: Driver, meta: tq.BatchMeta) -> None:
+    """A thread of a loader may still get a batch."""
+    b.get_data(meta, device="cpu")
+    b.state.devices.close()
+    assert b.get_data(meta, layout="dense", device="cpu")["x"].eq(3).all()
+    assert driver.registered == {}
 
 
 def test_devices_of_one_driver_share_what_is_registered(b: Client, driver: Driver, meta: tq.BatchMeta) -> None:

@@ -1,0 +1,298 @@
+"""Datasets with `device=` fetch the next batch while this one is used. The device is the host, see `device_driver`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from device_driver import Driver
+from small_datasets import Build, small_dataset
+
+import transfer_queue as tq
+from simulated import Start, numbers, ragged, table, take, values
+from transfer_queue.client.data import device_copies
+from transfer_queue.dataloader import batch_ahead
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset
+from transfer_queue.sampler import RankAwareSampler, SequentialSampler
+from transfer_queue.testing import Client, Cluster
+
+ROWS = 12
+WAYS = [
+    (sampler, delivery)
+    for sampler in (SequentialSampler, RankAwareSampler)
+    for delivery in ("at_most_once", "at_least_once")
+]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(device_copies, "driver_of", lambda device: made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[Driver]:
+    """The driver of a real system. Its sampler deals rows for no rank: a batch that is lost does not come again."""
+    made = Driver()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_copies, "driver_of", lambda device: made)
+        tq.init({"controller": {"sampler": "SequentialSampler", "polling_mode": True}})
+        yield made
+        tq.close()
+
+
+class TestInVirtualTime:
+    """Over the simulated system, whose clients fetch ahead at once instead of in a thread."""
+
+    @pytest.fixture(params=WAYS, ids=lambda way: f"{way[0].__name__}, {way[1]}")
+    def way(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
+
+    @pytest.fixture
+    def cluster(self, start: Start, way: Any) -> Cluster:
+        return start(seed=6, sampler=way[0]())
+
+    @pytest.fixture
+    def dataset(self, a: Client, b: Client, driver: Driver, way: Any) -> Build:
+        a.put(numbers(ROWS), partition_id="p")
+        return lambda client=b, **more: small_dataset(
+            client, **{"delivery": way[1], "dp_size": 1, "device": "cpu", **more}
+        )
+
+    def test_the_next_batch_is_fetched_before_it_is_needed(self, a: Client, driver: Driver, dataset: Build) -> None:
+        a.seal("p")
+        seen: list[int] = []
+        for data, _ in dataset():
+            batch = len(seen) // 4
+            seen += data["x"].tolist()
+            assert len(driver.gathered) == min(3, 2 + batch)
+            assert (data["x"].untyped_storage().data_ptr() in driver.adopted) == (batch > 0)
+        assert seen == list(range(ROWS))
+        assert a.check_consumption_status("train", "p")
+
+    def test_a_batch_that_is_not_ready_is_tried_with_each_item(self, a: Client, driver: Driver, dataset: Build) -> None:
+        items = iter(dataset())
+        assert values(take(items, 5)) == list(range(10))
+        assert len(driver.gathered) == 3
+        a.put(numbers(4, ROWS), partition_id="p")
+        assert values(take(items, 1)) == [10, 11]
+        assert len(driver.gathered) == 4
+        assert values(take(items, 2)) == list(range(12, 16))
+
+    @pytest.mark.parametrize("end", ["close", "delete", "step", "load"])
+    def test_what_was_fetched_ahead_goes_back(
+        self, a: Client, b: Client, cluster: Cluster, dataset: Build, end: str
+    ) -> None:
+        made = dataset()
+        state, items = made.state_dict(), iter(made)
+        yielded = take(items, 2)
+        for _, meta in yielded if made.delivery == "at_least_once" else ():
+            b.ack(meta)
+        match end:
+            case "close":
+                items.close()  # type: ignore[attr-defined]
+            case "delete":
+                del items
+            case "step":
+                made.step("q")
+            case "load":
+                made.load_state_dict(state)
+        a.seal("p")
+        other = dataset(cluster.client("c"))
+        other.batch_index = 1
+        assert values(yielded) + values(other) == list(range(ROWS))
+
+    @pytest.mark.parametrize("given", [1, 2, 3])
+    def test_a_state_does_not_know_what_was_fetched_ahead(
+        self, a: Client, cluster: Cluster, dataset: Build, given: int
+    ) -> None:
+        made, same = dataset(), dataset(device=None, task_name="same")
+        items, others = iter(made), iter(same)
+        yielded = values(take(items, given))
+        take(others, given)
+        state, expected = made.state_dict(), same.state_dict()
+        assert {name: state[name] for name in ("batch_index", "items_given", "received")} == {
+            name: expected[name] for name in ("batch_index", "items_given", "received")
+        }
+        items.close()  # type: ignore[attr-defined]
+        again = dataset(cluster.client("c"))
+        again.load_state_dict(state)
+        a.seal("p")
+        assert yielded + values(again) == list(range(ROWS))
+
+    def test_a_fetch_ahead_that_fails_is_made_again(
+        self, driver: Driver, dataset: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        allocate = driver.allocate
+
+        def fail_aside(nbytes: int) -> torch.Tensor:
+            if driver.is_aside:
+                raise torch.OutOfMemoryError("the device still has the batch before")
+            return allocate(nbytes)
+
+        monkeypatch.setattr(driver, "allocate", fail_aside)
+        assert values(take(iter(dataset()), 6)) == list(range(ROWS))
+
+    def test_an_error_is_raised_where_the_batch_is_needed(
+        self, driver: Driver, dataset: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        allocate, broken = driver.allocate, threading.Event()
+
+        def fail_later(nbytes: int) -> torch.Tensor:
+            if broken.is_set():
+                raise torch.OutOfMemoryError("the device has no memory")
+            broken.set()
+            return allocate(nbytes)
+
+        monkeypatch.setattr(driver, "allocate", fail_later)
+        made = dataset()
+        items = iter(made)
+        first = values(take(items, 2))
+        with pytest.raises(torch.OutOfMemoryError, match="the device has no memory"):
+            next(items)
+        monkeypatch.undo()
+        assert first + values(take(iter(made), 4)) == list(range(ROWS))
+
+    def test_the_end_is_that_of_the_moment_at_which_the_next_batch_is_needed(self, a: Client, dataset: Build) -> None:
+        """The task has consumed the whole partition when the last batch is used, and then more rows come."""
+        for device in ("cpu", None):
+            a.put(numbers(4), partition_id=f"of {device}")
+            made = dataset(partition_id=f"of {device}", device=device, should_check_consumption_status=True)
+            items = iter(made)
+            assert values(take(items, 2)) == [0, 1, 2, 3]
+            a.put(numbers(4, 4), partition_id=f"of {device}")
+            assert values(take(items, 2)) == [4, 5, 6, 7]
+
+    def test_samples_of_a_policy_version_are_not_fetched_ahead(self, a: Client, driver: Driver, dataset: Build) -> None:
+        a.put(numbers(8), partition_id="v", tags=[{"policy_version": 1}] * 8)
+        items = iter(dataset(partition_id="v"))
+        assert values(take(items, 2)) == [0, 1, 2, 3]
+        assert len(driver.gathered) == 1
+        assert values(take(items, 2)) == [4, 5, 6, 7]
+
+    def test_a_batch_is_freed_when_it_is_finished(self, a: Client, dataset: Build) -> None:
+        a.create_partition("f", free_when=["train"])
+        a.put(numbers(8), partition_id="f")
+        made = dataset(partition_id="f")
+        items, left = iter(made), []
+        for _ in range(4):
+            next(items)
+            left.append(len(a.get_consumption_status("train", "f")[0]))
+        assert left == [8, 8, 4, 4]
+
+    def test_a_replay_takes_what_was_fetched_ahead_after_it(self, dataset: Build) -> None:
+        made = dataset(keep_batches=2)
+        items = iter(made)
+        assert values(take(items, 4)) == list(range(8))
+        made.reset()
+        assert values(take(items, 6)) == list(range(ROWS))
+
+    def test_all_tensors_are_adopted(self, a: Client, driver: Driver, dataset: Build) -> None:
+        columns = {"x": torch.arange(4), "y": ragged(3, 5, 1, 4), "z": [torch.ones(2), torch.ones(2, 1)] * 2}
+        for _ in range(2):
+            a.put(table(**columns), partition_id="t")
+        items = iter(dataset(partition_id="t", data_fields=list(columns), micro_batch_size=4))
+        next(items)
+        data = next(items)[0]
+        rows = data.get("z").tolist()
+        expected = [data["x"], data["y"].values(), data["y"].offsets(), *rows]
+        assert driver.adopted == [tensor.data_ptr() for tensor in expected]
+
+
+class TestInThreads:
+    """Over a real system. The fetch ahead waits until the test lets it go on."""
+
+    @pytest.fixture
+    def gate(self, system: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+        """Fetches ahead pass it when it is opened. No fetch is left at the end."""
+        gate = Gate(system)
+        monkeypatch.setattr(system, "allocate", gate.allocate)
+        yield gate
+        gate.open.set()
+        for thread in fetches():
+            thread.join()
+
+    @pytest.fixture
+    def made(self, gate: Gate, partition: str, monkeypatch: pytest.MonkeyPatch) -> StreamingDataset:
+        monkeypatch.setattr(batch_ahead, "BACK_SECONDS", 0.0)  # the end of an iteration does not wait for the fetch
+        client = tq.get_client()
+        client.put(numbers(ROWS), partition_id=partition)
+        client.seal(partition)
+        return small_dataset(None, partition_id=partition, device="cpu", timeout=60)
+
+    def test_the_iteration_goes_on_meanwhile(self, made: StreamingDataset, gate: Gate) -> None:
+        items = iter(made)
+        seen = values(take(items, 1))
+        gate.arrived.acquire()
+        seen += values(take(items, 1))
+        gate.open.set()
+        assert seen + values(items) == list(range(ROWS))
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_an_iteration_after_one_that_ended_early_gets_the_same_batch(
+        self, made: StreamingDataset, gate: Gate, is_async: bool
+    ) -> None:
+        async def two() -> list[int]:
+            items = aiter(made)
+            seen = [await anext(items), await anext(items)]
+            await items.aclose()
+            return values(seen)
+
+        seen = asyncio.run(two()) if is_async else values(take(iter(made), 2))
+        gate.arrived.acquire()
+        gate.open.set()
+        assert seen + values(made) == list(range(ROWS))
+
+    def test_the_end_of_an_iteration_waits_for_the_fetch(
+        self, made: StreamingDataset, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A consumer that claims what is left of a sealed partition would miss its batch."""
+        monkeypatch.setattr(batch_ahead, "BACK_SECONDS", 60.0)
+        items = iter(made)
+        seen = values(take(items, 2))
+        gate.arrived.acquire()
+        threading.Timer(0.0, gate.open.set).start()
+        del items
+        other = small_dataset(None, partition_id=made.partition_id, timeout=60)
+        assert seen + values(other) == list(range(ROWS))
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_copy_and_a_child_have_no_fetch(self, made: StreamingDataset, gate: Gate) -> None:
+        items = iter(made)
+        next(items)
+        gate.arrived.acquire()
+        assert pickle.loads(pickle.dumps(made))._ahead is None
+        child = os.fork()
+        if not child:
+            items.close()  # type: ignore[attr-defined]
+            ahead = made._ahead
+            os._exit(int(ahead is None or ahead.is_under_way or ahead.has_batch))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class Gate:
+    """Memory for the first batch comes at once, and that for batches ahead when the gate is open."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.arrived = threading.Semaphore(0)
+        self.open = threading.Event()
+        self._driver = driver
+        self._allocate = driver.allocate
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        if self._driver.is_aside:
+            self.arrived.release()
+            assert self.open.wait(60)
+        return self._allocate(nbytes)
+
+
+def fetches() -> list[threading.Thread]:
+    """The threads that fetch ahead."""
+    return [thread for thread in threading.enumerate() if thread.name == "transfer_queue fetch ahead"]
