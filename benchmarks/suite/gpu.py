@@ -33,6 +33,7 @@ NOTE = (
 ROWS, WIDTH = 1024, 64 * 1024  # of float32
 PUTS = 64  # into which the same rows are divided, so that a get must gather them
 BATCH = 64  # rows of a batch of the loader: 16 MiB
+STEP = 4  # computations after each batch of the loader
 SHORT = 4096  # elements of short rows: 16 KiB, which are gathered on the host
 
 Acts = dict[str, Callable[[], object]]
@@ -68,6 +69,14 @@ def run(scale: Scale) -> list[Row]:
         row("get to the host, then to the GPU", pageable),
         row("get into a pinned tensor", "memcpy"),
         row("loader with device=", pinned),
+        against(
+            "loader with device=, and a computation for each batch",
+            "ms",
+            ms["loader and computations"],
+            ms["computations"],
+            "the computations alone, each awaited",
+            more={"added_ms": ms["loader and computations"] - ms["computations"]},
+        ),
         row("loader's views, then to the GPU", pageable),
         row("loader that pins, then to the GPU", pinned),
         row("put from the GPU", "cudaMemcpy from the GPU, registered small pages"),
@@ -112,6 +121,16 @@ def _times(rounds: int, rows: int) -> tuple[dict[str, float], dict[str, list[flo
     def compute() -> None:
         torch.mm(weights, weights)
 
+    def step() -> None:
+        """A training step that is longer than the fetch of a batch, and ends with a value on the host."""
+        for _ in range(STEP):
+            compute()
+        torch.cuda.synchronize()
+
+    def steps() -> None:
+        for _ in range(rows // BATCH):
+            step()
+
     def both() -> None:
         compute()
         with torch.cuda.stream(side):
@@ -133,12 +152,14 @@ def _times(rounds: int, rows: int) -> tuple[dict[str, float], dict[str, list[flo
         "get to the host, then to the GPU": lambda: client.get_data(meta, layout="dense")["x"].cuda(),
         "get into a pinned tensor": lambda: client.get_data(meta, out={"x": pinned}),
         "computation": compute,
+        "computations": steps,
         "both": both,
     }
     times: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         took = {what: _until_done(act) for what, act in acts.items()}
         took["loader with device="] = _loaded(f"device{number}", rows, {"device": "cuda"}, {})
+        took["loader and computations"] = _loaded(f"step{number}", rows, {"device": "cuda"}, {}, step)
         took["loader's views, then to the GPU"] = _loaded(f"views{number}", rows, {"copy": False}, {})
         took["loader that pins, then to the GPU"] = _loaded(f"pin{number}", rows, {}, {"pin_memory": True})
         took["put from the GPU"] = _put(there)
@@ -178,8 +199,14 @@ def _put(value: torch.Tensor) -> float:
     return seconds
 
 
-def _loaded(task: str, rows: int, of_dataset: dict[str, Any], of_loader: dict[str, Any]) -> float:
-    """Return the seconds in which a loader brings all rows to the GPU, in batches."""
+def _loaded(
+    task: str,
+    rows: int,
+    of_dataset: dict[str, Any],
+    of_loader: dict[str, Any],
+    step: Callable[[], object] = lambda: None,
+) -> float:
+    """Return the seconds in which a loader brings all rows to the GPU, in batches, with a step after each."""
     tq.get_client().seal("p")
     dataset = StreamingDataset(None, BATCH, BATCH, ["x"], "p", task, 0, keep_batches=0, **of_dataset)
     seen: list[int] = []
@@ -187,6 +214,7 @@ def _loaded(task: str, rows: int, of_dataset: dict[str, Any], of_loader: dict[st
     def work() -> None:
         for data, _ in StreamingDataLoader(dataset, **of_loader):
             seen.append(len(data["x"].to("cuda", non_blocking=True)))
+            step()
 
     seconds = _until_done(work)
     if sum(seen) != rows:

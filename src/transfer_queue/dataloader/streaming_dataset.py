@@ -147,8 +147,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             its space, so pass `keep_batches`, too. Workers of a loader copy each batch once, into memory that they
             share with the loader. A `fetch_batch_fn` decides itself. Default: True.
         device: The device of the tensors of the items, for example "cuda"; see `get_data`. Batches are then fetched in
-            the process that iterates, without workers, and the buffer keeps none unless `keep_batches` is given. A
-            `fetch_batch_fn` must pass `device=` to `get_data` itself. Default: None, the host.
+            the process that iterates, without workers, and the buffer keeps none unless `keep_batches` is given. On a
+            CUDA device a thread claims and fetches the next batch, if it is ready, from the first item of a batch on,
+            so two batches are on the device. If the iteration ends before, the next batch goes back. A batch is not
+            fetched ahead while samples have the tag `policy_version`, because they may become too old, and not after
+            `load_state_dict` as long as batches are replayed. A `fetch_batch_fn` must pass `device=` to `get_data`
+            itself. Default: None, the host.
         sampler: The built-in sampler of this task: its name, its class, an instance, or a mapping with the keys
             `sampler` and `sampler_args`. It is registered for the task for as long as the system exists; another
             dataset of the task may leave it out, and is refused if it asks for another one. A sampler of your own is
