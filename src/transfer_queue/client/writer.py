@@ -37,7 +37,6 @@ from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import EqualReply, FindEqual
 from transfer_queue.messages.tag_table import SentTags
 from transfer_queue.net.calls import CONTROLLER, Operation, Request
-from transfer_queue.storage.arena.remote_access import MAX_WRITTEN
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_put
 from transfer_queue.wire.blocks.equal_rows import hash_put
@@ -252,7 +251,7 @@ class Writer:
         """Send a block to a unit on another node, which is the last choice from now on if it does not reply in time."""
         unit, streams = place.unit, self._units.writes
         number = streams.numbers({unit: len(written)})[unit]
-        size = max(1, -(-len(written) // (number * MAX_WRITTEN))) * MAX_WRITTEN
+        size = aligned(-(-len(written) // number))
         parts = [(place.part(at, size), written[at : at + size]) for at in range(0, len(written), size)]
         writes = (write_remote(part, of_part, replaceable, number) for part, of_part in parts)
         begun = streams.clock()

@@ -253,6 +253,8 @@ def _parts(pieces: RangePieces, at_once: int) -> Iterator[RangePieces]:
 
 MIN_STREAM = 8 << 20
 """The least bytes of each stream of a transfer."""
+FIRST_STREAMS = 1
+"""The number of streams of the first transfer."""
 GAIN = 1.15
 """How many times as fast twice the number of streams must be."""
 TRANSFERS = 3
@@ -298,9 +300,8 @@ class StreamCount:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.number = 1
-        """The number for the next transfer: the kept one, or the one that is tried."""
-        self._kept = 1
+        self.number = self._kept = min(FIRST_STREAMS, most)
+        """The number for the next transfer: the kept one, which is the fastest, or the one that is tried."""
         self._rate = 0.0
         """The rate of the kept number."""
         self._fastest, self._noted = 0.0, 0
