@@ -143,6 +143,45 @@ def test_more_readers_than_threads_get_all_in_order_though_some_wait(
             assert msgspec.msgpack.decode(short[0], type=ReplyEnvelope) == ReplyEnvelope(1, Done("p"))
 
 
+def test_what_is_sent_while_a_thread_sends_comes_after_it(
+    tmp_path: Path, senders: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer_queue.net.server.server_connection.STALL_SECONDS", 100.0)
+    monkeypatch.setattr("transfer_queue.net.server.server_connection.TURN_BYTES", 1 << 20)
+    payload, queued = os.urandom(20 << 20), threading.Event()
+    with Running(tmp_path, senders=senders) as running, raw(running.address) as reader:
+        until(lambda: running.service.peers)
+        (peer,) = running.service.peers
+        running.server.call_soon(lambda: [Outgoing(peer, b"long", [payload])])
+        until(lambda: running.connections[peer].sender or running.connections[peer].out_bytes)
+        running.server.call_soon(lambda: queued.set() or [Outgoing(peer, b"short")])
+        assert queued.wait(10)
+        assert read_frames(reader, 2) == [(b"long", payload), (b"short", b"")]
+
+
+def test_a_connection_that_is_dropped_while_a_thread_sends_leaves_no_thread(
+    tmp_path: Path, senders: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket must not be closed before: its descriptor may be that of another connection at once."""
+    monkeypatch.setattr("transfer_queue.net.server.server_connection.STALL_SECONDS", 100.0)
+    left: list[bool] = []
+    with Running(tmp_path, senders=senders) as running, raw(running.address):
+        until(lambda: running.service.peers)
+        (peer,) = running.service.peers
+        running.server.call_soon(lambda: [Outgoing(peer, b"long", [bytes(20 << 20)])])
+        connection = running.connections[peer]
+        until(lambda: connection.sender or connection.out_bytes)
+
+        def drop() -> None:
+            running.server._drop(connection)
+            left.append(connection.sender is not None and connection.sender.is_alive())
+
+        running.server.call_soon(drop)
+        until(lambda: left)
+        assert left == [False]
+        assert running.service.gone == [peer]
+
+
 def test_a_reader_that_ends_in_the_middle_is_gone(tmp_path: Path, senders: int) -> None:
     payload = bytes(20 << 20)
     with Running(tmp_path, senders=senders) as running:
