@@ -23,6 +23,7 @@ from transfer_queue.client.data.remote_io import Streams
 from transfer_queue.config import environment
 from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.net.drivers import blocking_driver
+from transfer_queue.net.drivers.connection import Connection, Pool, ReplyReader
 from transfer_queue.net.session import Session
 
 PEM = Path(__file__).parent.parent / "net" / "certificates"
@@ -91,15 +92,15 @@ def test_values_are_the_same_with_any_number_of_streams(
 ) -> None:
     """Whole, in many pieces, and in both drivers; the requests of each transfer are made at once, and it is timed."""
     at_once: dict[type, set[int]] = {ReadPieces: set(), WriteBytes: set()}
-    real = blocking_driver._transfer_in_threads
+    real = blocking_driver.run_parallel
 
-    def noted(tries: Sequence[Any]) -> None:
-        at_once[type(tries[0]._call.body)].add(len(tries))
-        real(tries)
+    def noted(session: Session, pool: Pool, calls: Sequence[Any]) -> None:
+        at_once[type(calls[0].body)].add(len(calls))
+        real(session, pool, calls)
 
     learnt: list[tuple[Streams, int, int]] = []
     monkeypatch.setattr(Streams, "note", lambda *arguments: learnt.append(arguments[:3]))
-    monkeypatch.setattr(blocking_driver, "_transfer_in_threads", noted)
+    monkeypatch.setattr(blocking_driver, "run_parallel", noted)
     with nodes.client(2) as writer, nodes.client(0) as reader:
         for seed, put in enumerate((writer.put, lambda *a, **more: asyncio.run(writer.async_put(*a, **more)))):
             data = mixed(seed)
@@ -167,7 +168,7 @@ def test_a_unit_that_is_killed_in_the_middle_is_asked_again(
         supervisor = psutil.Process(nodes.systems[1].description.pid)
         (unit,) = until(lambda: supervisor.children())
         armed: list[bool] = []
-        receive, send = blocking_driver.ReplyReader._note_received, blocking_driver.Connection.send
+        receive, send = ReplyReader.receive, Connection.send
 
         def kill() -> None:
             with contextlib.suppress(IndexError):
@@ -175,9 +176,10 @@ def test_a_unit_that_is_killed_in_the_middle_is_asked_again(
                 unit.kill()
                 unit.wait()
 
-        def received(*arguments: Any) -> None:
-            kill()
-            receive(*arguments)
+        def received(reader: ReplyReader) -> None:
+            if reader.body is not None:
+                kill()
+            receive(reader)
 
         def sent(connection: Any, frame: bytes, deadline: float, payload: memoryview | None = None) -> None:
             if payload is not None and armed:
@@ -185,8 +187,8 @@ def test_a_unit_that_is_killed_in_the_middle_is_asked_again(
                 kill()
             send(connection, frame, deadline, payload)
 
-        monkeypatch.setattr(blocking_driver.ReplyReader, "_note_received", received)
-        monkeypatch.setattr(blocking_driver.Connection, "send", sent)
+        monkeypatch.setattr(ReplyReader, "receive", received)
+        monkeypatch.setattr(Connection, "send", sent)
         armed.append(True)
         if request_type is ReadPieces:
             assert read(reader, "k") == {1}

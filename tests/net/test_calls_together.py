@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -180,21 +182,19 @@ def test_a_closed_session_ends_all_of_them(two: Servers) -> None:
     assert all(isinstance(call.outcome, NotInitializedError) for call in calls)
 
 
-def test_who_is_interrupted_leaves_nothing_open(two: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_interrupted_leaves_nothing_open(two: Servers) -> None:
     """Of a call in another thread, too, which waits for its reply at that time."""
-    receive = blocking_driver._receive
 
-    def interrupted(tries: Sequence[Any]) -> None:
-        if threading.current_thread() is threading.main_thread():
-            until(lambda: all(running.service.parked for running in two.running))
-            raise KeyboardInterrupt
-        receive(tries)
+    def interrupt() -> None:
+        until(lambda: all(running.service.parked for running in two.running))
+        os.kill(os.getpid(), signal.SIGINT)
 
     waiting = [Request(("unit", number), Claim("p", "t", ["f"], 1), 100.0) for number in range(2)]
-    with monkeypatch.context() as patch:
-        patch.setattr(blocking_driver, "_receive", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run_blocking(two.session, at_once(waiting))
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(two.session, at_once(waiting))
+    thread.join()
     calls = [Request(("unit", number), CreatePartition("x")) for number in range(2)]
     sequence, frame = two.session.begin_request(ListPartitions())
     assert envelope(frame).acknowledged == sequence - 1

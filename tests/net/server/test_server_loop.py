@@ -173,7 +173,7 @@ def test_a_connection_that_is_dropped_while_a_thread_sends_leaves_no_thread(
         until(lambda: connection.sender or connection.out_bytes)
 
         def drop() -> None:
-            running.server._drop(connection)
+            running.service.drop(peer)
             left.append(connection.sender is not None and connection.sender.is_alive())
 
         running.server.call_soon(drop)
