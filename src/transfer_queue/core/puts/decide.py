@@ -133,17 +133,15 @@ def _reply(state: State, request: Publish, decided: DecidedPut) -> PublishReply:
 
 def group_puts(callers: Iterable[Caller]) -> list[list[Caller]]:
     """Return puts of different clients in lists, of which those with several puts may be published at once."""
-    alone: list[list[Caller]] = []
-    several: dict[tuple[str, bool, bool, bool, int], list[Caller]] = {}
+    groups: dict[tuple[object, ...], list[Caller]] = {}
     for caller in callers:
         request = _put_of(caller)
+        key: tuple[object, ...] = caller.waiter
         if _is_usual(request):
             fields = 0 if request.block is None else len(request.block.schema)
             key = request.partition, request.keys is None, request.rows is None, request.replace_tags, fields
-            several.setdefault(key, []).append(caller)
-        else:
-            alone.append([caller])
-    return [*alone, *several.values()]
+        groups.setdefault(key, []).append(caller)
+    return list(groups.values())
 
 
 def _put_of(caller: Caller) -> Publish:
