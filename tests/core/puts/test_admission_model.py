@@ -61,6 +61,7 @@ class Admission(RuleBasedStateMachine):
         self.h.ask(CreatePartition("p", 0, options, first))
         self.rows: list[Row] = []
         self.leases: list[tuple[str, ClaimReply]] = []
+        self.unseen: list[tuple[str, ClaimReply, int]] = []  # batches that were not handed over, and their version
 
     @property
     def limit(self) -> int:
@@ -136,9 +137,13 @@ class Admission(RuleBasedStateMachine):
             for row in found:
                 row.version = self.version
 
-    @rule(task=TASK, count=COUNT, lease=st.booleans())
-    def claim(self, task: str, count: int, lease: bool) -> None:
-        reply = self.h.result(self.h.claim(count, task, lease=5.0 if lease else None, name=task), task)
+    @rule(new=st.integers(0, 3), task=TASK, count=COUNT, kind=st.sampled_from(["", "lease", "unseen"]))
+    def claim(self, new: int, task: str, count: int, kind: str) -> None:
+        """Most claims come after a put, because a claim of nothing shows nothing."""
+        if new:
+            self.add(new, 0, False)
+        lease = 5.0 if kind == "lease" else None
+        reply = self.h.result(self.h.claim(count, task, lease=lease, name=task, hand_over=kind == "unseen"), task)
         offered = [row for row in self.rows if self.is_ready(row, task)]
         self.skip(task, [row for row in offered if self.is_old(row)])
         fresh = [row for row in offered if self.is_ready(row, task)]
@@ -152,6 +157,8 @@ class Admission(RuleBasedStateMachine):
                 self.consume(row, task)
         if lease and taken:
             self.leases.append((task, reply))
+        if kind == "unseen" and taken:
+            self.unseen.append((task, reply, self.version))
         self.note_freed()
 
     def note_freed(self) -> None:
@@ -205,6 +212,21 @@ class Admission(RuleBasedStateMachine):
             self.skip(task, rows)
         self.note_freed()
 
+    @rule(which=WHICH)
+    def take_back(self, which: list[int]) -> None:
+        """What was not handed over is ready again, and was not finished at this version."""
+        if not self.unseen:
+            return
+        task, reply, version = self.unseen.pop(which[0] % len(self.unseen))
+        before = self.finished_rows()
+        self.h.notify(task, returned=[("p", reply.token)])
+        rows = {*memoryview(reply.rows).cast("q")}
+        for row in self.rows:
+            if row.index in rows:
+                row.consumed.discard(task)
+        if version == self.version:
+            self.finished -= len(before - self.finished_rows())
+
     @rule(which=WHICH, drop=st.booleans())
     def remove(self, which: list[int], drop: bool) -> None:
         some = [row for at, row in enumerate(self.rows) if at in which]
@@ -239,6 +261,7 @@ class Admission(RuleBasedStateMachine):
             for tasks in (row.consumed, row.claimed, row.skipped):
                 tasks.discard(task)
         self.seen.discard(task)
+        self.unseen = [batch for batch in self.unseen if batch[0] != task]
         self.note_changed_tasks(before)
 
     @rule()
