@@ -68,15 +68,15 @@ class Ledger(RuleBasedStateMachine):
         self.top = 0
 
     @initialize(
-        sampler=st.sampled_from(sorted(SAMPLERS)), limit=st.sampled_from([0, 1, 2]),
-        system=st.sampled_from([None, 1]), replicas=st.integers(1, 2), frees=st.booleans(),
+        sampler=st.sampled_from(sorted(SAMPLERS)), limit=st.sampled_from([None, None, 0, 1, 2]),
+        system=st.integers(0, 2), replicas=st.integers(1, 2), frees=st.booleans(),
     )  # fmt: skip
-    def begin(self, sampler: str, limit: int, system: int | None = None, replicas: int = 1, frees: bool = False) -> None:
+    def begin(self, sampler: str, limit: int | None, system: int = 0, replicas: int = 1, frees: bool = False) -> None:
         self.kept = sampler in ("rank_aware", "balanced")
         self.together = sampler == "balanced"
         self.unit = GROUP if sampler in ("groups", "balanced") else 1
-        self.h = Harness(SAMPLERS[sampler](), max_deliveries=system or 0)
-        self.limit, self.own_limit = limit, None if system == limit else limit
+        self.h = Harness(SAMPLERS[sampler](), max_deliveries=system)
+        self.limit, self.own_limit = system if limit is None else limit, limit
         self.replicas, self.frees = replicas if self.kept else 1, frees
         self.make()
 
@@ -97,12 +97,6 @@ class Ledger(RuleBasedStateMachine):
         self.live += self.h.put(count, tags=[{"total_lengths": 5}] * count)
         self.a_claim_waits_only_for_rows()
 
-    @rule(count=st.sampled_from([2, 4]))
-    def wait_for_rows(self, count: int) -> None:
-        if self.waits is None and not self.kept:
-            claim = Claim("p", "t", ["x"], count, {}, 1e9, lease=1000.0)
-            self.waits = self.h.send(claim, "z"), claim
-
     @invariant()
     def a_claim_waits_only_for_rows(self) -> None:
         if self.waits is None:
@@ -117,12 +111,19 @@ class Ledger(RuleBasedStateMachine):
         whole = [row for row in ready if self.unit == 1 or {row ^ 1} & set(ready)]
         assert len(whole) < claim.count, "its rows are ready"
 
-    @rule(new=st.sampled_from([0, 2, 2, 4]), groups=st.integers(1, 2), rank=st.integers(0, RANKS - 1),
-          number=st.integers(0, 3), client=CLIENTS, seconds=st.sampled_from([2.0, 4.0]),
-          leased=st.integers(0, 5))  # fmt: skip
-    def claim(self, new: int, groups: int, rank: int, number: int, client: str, seconds: float, leased: int) -> None:
-        """Most claims come after a put, because a claim of nothing shows nothing."""
+    @rule(new=st.sampled_from([0, 2, 2, 4]), groups=st.integers(1, 2), rank=st.sampled_from([0, 0, 1]),
+          number=st.sampled_from([0, 0, 0, 1, 2]), client=CLIENTS, seconds=st.sampled_from([2.0, 4.0]),
+          leased=st.integers(0, 5), also=st.sampled_from([0.0, 2.0, 4.0]))  # fmt: skip
+    def claim(
+        self, new: int, groups: int, rank: int, number: int, client: str, seconds: float, leased: int, also: float = 0.0
+    ) -> None:
+        """Most claims come after a put, because a claim of nothing shows nothing. also: the lease of a second one."""
         self.put(new)
+        self.claim_once(groups, rank, number, client, seconds, leased)
+        if also:
+            self.claim_once(groups, rank, number, "b", also, 1)
+
+    def claim_once(self, groups: int, rank: int, number: int, client: str, seconds: float, leased: int) -> None:
         key = (rank, number) if self.kept else None
         count = GROUP if self.kept else groups * GROUP
         sampling = {"dp_rank": rank, "batch_index": number} if self.kept else {}
@@ -212,40 +213,26 @@ class Ledger(RuleBasedStateMachine):
         self.counts["acknowledged_rows"]["t",] += len(expected)
         self.through(done, held.key)
 
-    @rule(which=WHICH, cut=st.integers(0, 5), delivered=st.booleans())
-    def nack(self, which: int, cut: int, delivered: bool) -> None:
+    @rule(which=WHICH, cut=st.integers(0, 5), reason=st.sampled_from(["nacked", "nacked", "", "cancelled"]))
+    def nack(self, which: int, cut: int, reason: str) -> None:
+        """A client returns rows that it has got or not, or cancels the claim, whose reply it has not seen."""
         held, rows = self.some(which, cut)
         if held is None:
             return
-        expected = held.open & set(rows)
-        try:
-            counts = self.h.ask(Nack("p", held.token, column(rows), delivered), "a").value
-        except InvalidArgumentError:
-            assert self.splits(held, expected)
-            return
-        assert counts == bool(expected)
-        self.back(held, expected, "nacked" if delivered else "")
-
-    @rule(which=WHICH)
-    def cancel(self, which: int) -> None:
-        """The client of a lease has not seen the reply. Nothing is delivered."""
-        held, _ = self.some(which, 0)
-        if held is not None:
+        if reason == "cancelled":
             client, sequence = held.request
             undone = self.h.ask(Cancel(sequence), client).value
             assert undone or not held.open
             self.back(held, set(held.open), "")
-
-    @rule(replays=st.booleans())
-    def restart(self, replays: bool) -> None:
-        """All leases have their whole time again."""
-        self.h.restart(replays=replays)
-        for held in self.held:
-            held.end = self.h.now + held.seconds
-        self.counts = self.no_counts()
-        if self.waits is not None:
-            sequence, claim = self.waits
-            self.h.send(claim, "z", sequence)
+            return
+        expected = held.open & set(rows)
+        try:
+            counts = self.h.ask(Nack("p", held.token, column(rows), bool(reason)), "a").value
+        except InvalidArgumentError:
+            assert self.splits(held, expected)
+            return
+        assert counts == bool(expected)
+        self.back(held, expected, reason)
 
     @rule(which=WHICH)
     def renew(self, which: int) -> None:
@@ -287,7 +274,9 @@ class Ledger(RuleBasedStateMachine):
         for row in rows:
             del self.acks[row]
 
-    @rule(event=st.sampled_from(["reset", "drop", "seal", "leave", "leave"]), client=CLIENTS)
+    @rule(
+        event=st.sampled_from(["wait", "wait", "restart", "replay", "reset", "drop", "seal", "leave"]), client=CLIENTS
+    )
     def seldom(self, event: str, client: str) -> None:
         if event == "reset":
             self.h.ask(ResetConsumption("p", "t"))
@@ -297,12 +286,31 @@ class Ledger(RuleBasedStateMachine):
             self.live = []
             self.make()
             self.begin_anew()
+        elif event == "wait":
+            self.wait_for_rows(4 if client == "a" else 2)
+        elif event in ("restart", "replay"):
+            self.restart(event == "replay")
         elif event == "leave":
             self.h.client(client)
             self.h.disconnect(client)
             self.h.connect(client)
         elif not self.kept:  # with ranks a seal deals remainders of its own
             self.h.ask(Seal("p"))
+
+    def wait_for_rows(self, count: int) -> None:
+        if self.waits is None and not self.kept:
+            claim = Claim("p", "t", ["x"], count, {}, 1e9, lease=1000.0)
+            self.waits = self.h.send(claim, "z"), claim
+
+    def restart(self, replays: bool) -> None:
+        """All leases have their whole time again."""
+        self.h.restart(replays=replays)
+        for held in self.held:
+            held.end = self.h.now + held.seconds
+        self.counts = self.no_counts()
+        if self.waits is not None:
+            sequence, claim = self.waits
+            self.h.send(claim, "z", sequence)
 
     # ------------------------------------------------------------ the model
 
@@ -377,7 +385,6 @@ class Ledger(RuleBasedStateMachine):
         busy = set().union(*(held.open for held in self.held), *self.batches.values())
         for row in rows:
             assert taken[row] == (1 if row in self.over else 2 if row in busy else 0), row
-
 
     @invariant()
     def the_metrics_count_the_same(self) -> None:
