@@ -9,7 +9,7 @@ from harness import Harness, rows_of, through_file
 from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.deadlines import LEAST
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
-from transfer_queue.messages.claims import ClaimReply, RankGone, ResetConsumption
+from transfer_queue.messages.claims import ClaimReply, RankGone, Renew, ResetConsumption
 from transfer_queue.messages.partitions import Seal
 from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Explain
 from transfer_queue.messages.reports.progress import TaskProgress
@@ -39,6 +39,21 @@ def consumed(h: Harness) -> list[int]:
 def test_an_impossible_lease_is_an_error(h: Harness, lease: float) -> None:
     with pytest.raises(InvalidArgumentError, match="lease must be from 0"):
         h.lease(1, lease=lease)
+
+
+def test_a_renewed_lease_continues(h: Harness) -> None:
+    h.put(2)
+    reply = h.lease(2, lease=10.0)
+    for now in (8.0, 16.0, 24.0):
+        h.tick(now)
+        assert h.ask(Renew([("p", reply.token)])).value == [True]
+    assert h.controller.next_deadline() is not None
+    h.tick(33.9)
+    assert h.dealt(1) == []
+    h.tick(34.0)
+    assert h.ask(Renew([("p", reply.token)])).value == [False]
+    assert h.dealt(2) == [0, 1]
+    assert h.controller.next_deadline() is None
 
 
 def test_deadlines_of_acknowledged_leases_do_not_accumulate(h: Harness) -> None:
