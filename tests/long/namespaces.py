@@ -78,7 +78,7 @@ def release() -> None:
 
 
 def attach(name: str, cores: int | None) -> None:
-    """Attach, with as many streams at most as a process with so many cores."""
+    """Attach, with the largest number of streams that a process with this number of cores may use."""
     global _client
     if cores is not None:
         environment.usable_cores = lambda: cores

@@ -191,7 +191,7 @@ PIDFD_GETFD = 438  # the number of the system call, the same on all machines
 
 
 def limit_listeners(processes: list[int], pace: int) -> None:
-    """Limit each connection that processes of a node accept from now on to so many bytes a second.
+    """Limit each connection that processes of a node accept from now on to this number of bytes a second.
 
     A connection takes this option from its listening socket. The caller is in the namespace of the node.
     """
@@ -206,7 +206,7 @@ def limit_listeners(processes: list[int], pace: int) -> None:
 
 
 def send_raw(address: str, nbytes: int, turns: int, streams: int = 1, pace: int | None = None) -> int:
-    """Listen, and send this number of bytes in equal parts to so many peers that connect, from warm memory."""
+    """Listen, and send this number of bytes in equal parts to this number of peers, from warm memory."""
     memory = memoryview(bytearray(os.urandom(1 << 20) * (nbytes >> 20)))[: nbytes // streams]
 
     def send(peer: socket.socket) -> None:
@@ -223,7 +223,7 @@ def send_raw(address: str, nbytes: int, turns: int, streams: int = 1, pace: int 
 
 
 def receive_raw(address: str, nbytes: int, streams: int = 1) -> float:
-    """Return the seconds that this number of bytes from `send_raw` takes over so many streams."""
+    """Return the seconds that this number of bytes from `send_raw` takes over this number of streams."""
     memory = memoryview(bytearray(nbytes))
     memory[:] = bytes(nbytes)  # touched
     size = nbytes // streams

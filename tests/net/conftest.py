@@ -15,13 +15,6 @@ from leftovers import descriptors, opened_for
 from transfer_queue.net.session import Session
 
 
-@pytest.fixture(params=[0, 2], ids=["in the loop", "in threads"])
-def senders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The number of a server's threads that send output, also small one."""
-    monkeypatch.setattr("transfer_queue.net.server.server_loop.LARGE_OUTPUT", 1)
-    return int(request.param)
-
-
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     """A server of an EchoService."""

@@ -63,7 +63,7 @@ def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Servers:
-    """So many of them, which one session reaches as units. They have threads that send output."""
+    """These servers, which one session reaches as units."""
 
     def __init__(self, folder: Path, count: int, payload: int = 0, tls: bool = False) -> None:
         barrier = threading.Barrier(count)
@@ -72,7 +72,7 @@ class Servers:
             self._stack.enter_context(
                 Running(
                     folder, Meeting(barrier, payload * (number + 1)), ANY_PORT if tls else None,
-                    MEMBER.server if tls else None, senders=2,
+                    MEMBER.server if tls else None,
                 )
             )
             for number in range(count)

@@ -20,7 +20,7 @@ from transfer_queue.client.conversion.arguments import Columns, DataParser, chec
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.device_copies import KIND, MIN_REGISTERED
 from transfer_queue.client.data.extent_allocator import aligned
-from transfer_queue.client.data.remote_io import UnitSilentError, fetch_parallel, write_remote
+from transfer_queue.client.data.remote_io import UnitSilentError, in_parallel, write_remote
 from transfer_queue.client.space import FREEING_SECONDS, BlockGroup
 from transfer_queue.client.tracing import trace_put
 from transfer_queue.errors import (
@@ -256,7 +256,7 @@ class Writer:
         writes = (write_remote(part, of_part, replaceable, number) for part, of_part in parts)
         begun = streams.clock()
         try:
-            yield from fetch_parallel([self._units.watch_lost(each) for each in writes])
+            yield from in_parallel([self._units.watch_lost(each) for each in writes])
         except UnitSilentError:
             self._units.unreachable.add(unit)
             raise

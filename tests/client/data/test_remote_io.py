@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from transfer_queue.client.data.remote_io import MIN_STREAM, REST, StreamCount, Streams, fetch_parallel
+from transfer_queue.client.data.remote_io import MIN_STREAM, REST, StreamCount, Streams, in_parallel
 from transfer_queue.errors import UnitLostError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
@@ -43,17 +43,17 @@ def answered(operation: Reading) -> tuple[list[list[int]], bool]:
 
 
 def test_a_round_asks_all_that_have_more_to_ask() -> None:
-    assert answered(fetch_parallel([reading(0, 2), reading(1, 3), reading(2, 1)])) == ([[0, 1, 2], [0, 1], [1]], True)
-    assert answered(fetch_parallel([])) == ([], True)
-    assert answered(fetch_parallel([reading(0, 0), reading(1, 0, good=False)])) == ([], False)
+    assert answered(in_parallel([reading(0, 2), reading(1, 3), reading(2, 1)])) == ([[0, 1, 2], [0, 1], [1]], True)
+    assert answered(in_parallel([])) == ([], True)
+    assert answered(in_parallel([reading(0, 0), reading(1, 0, good=False)])) == ([], False)
 
 
 def test_the_first_that_fails_ends_all() -> None:
-    assert answered(fetch_parallel([reading(0, 3), reading(1, 1, good=False)])) == ([[0, 1]], False)
+    assert answered(in_parallel([reading(0, 3), reading(1, 1, good=False)])) == ([[0, 1]], False)
 
 
 def test_one_alone_is_asked_alone() -> None:
-    operation = fetch_parallel([reading(4, 1)])
+    operation = in_parallel([reading(4, 1)])
     assert next(operation).target == ("unit", 4)
     with pytest.raises(StopIteration) as end:
         operation.send(Done((4, 0)))
@@ -68,7 +68,7 @@ def test_an_error_is_that_of_its_own_reading() -> None:
             yield Request(("unit", 2), UnitStatus())
         return True
 
-    operation = fetch_parallel([reading(0, 2), patient()])
+    operation = in_parallel([reading(0, 2), patient()])
     first = next(operation)
     first.calls[0].outcome, first.calls[1].outcome = Done((0, 0)), UnitLostError("gone")
     second = operation.send(Done())

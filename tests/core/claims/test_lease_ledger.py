@@ -175,7 +175,7 @@ class Ledger(RuleBasedStateMachine):
             self.held[-1].request = request
             self.counts["leases_granted"]["t",] += 1
         else:
-            assert known or not rows, "what is dealt anew has a lease"
+            assert known or not rows, "rows of a new batch have a lease"
             assert set(rows) & set(self.live) <= self.over
 
     def dealt(self, key: Key | None, rows: list[int]) -> None:

@@ -78,14 +78,14 @@ def fetch_remote(
     numbers = streams.numbers({unit: nbytes for unit, nbytes in sizes.items() if units[unit]})
     parts = [part for each in pieces for part in each.divide(numbers.get(each.unit, 1))]
     most, begun = max(AT_ONCE // len(parts), MIN_AT_ONCE) if parts else AT_ONCE, streams.clock()
-    if not (yield from fetch_parallel([receive(ranges, part, buffer, most) for part in parts])):
+    if not (yield from in_parallel([receive(ranges, part, buffer, most) for part in parts])):
         return None
     for unit, number in numbers.items():
         streams.note(unit, number, sizes[unit], streams.clock() - begun)
     return ranges.reply, lambda unit: buffer if unit == HERE else memory(unit)
 
 
-def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
+def in_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
     """Run several operations at once, and return whether all of them return True.
 
     The calls that they yield at the same time are made in parallel. Ends with the first one that returns False or
@@ -178,7 +178,7 @@ def write_remote(
         streams: The number of such writes that share the connection to the unit's node.
 
     Returns:
-        True.
+        True, as `in_parallel` expects.
 
     Raises:
         UnitLostError: The unit has taken the space back.
@@ -249,7 +249,7 @@ def _parts(pieces: RangePieces, at_once: int) -> Iterator[RangePieces]:
 
 # ---------------------------------------------------------------- streams
 # Large transfers with a unit use several connections at once, each with an equal part of the bytes, if that is faster.
-# Networks limit each connection, and so does the one core that copies its bytes at each end.
+# Some networks limit the rate of each connection.
 
 MIN_STREAM = 8 << 20
 """The least bytes of each stream of a transfer."""
@@ -324,14 +324,14 @@ class StreamCount:
         elif rate >= self._rate * (GAIN if self._grows else 1 / GAIN):
             self._kept, self._rate = number, rate
         else:
-            self._turn_round()
+            self._reverse()
         if self._rest <= 0:
             self._try_next()
 
     def _try_next(self) -> None:
         self.number = self._kept * 2 if self._grows else self._kept // 2
         if not 1 <= self.number <= self._most:
-            self._turn_round()
+            self._reverse()
 
-    def _turn_round(self) -> None:
+    def _reverse(self) -> None:
         self.number, self._grows, self._rest = self._kept, not self._grows, REST

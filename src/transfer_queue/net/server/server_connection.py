@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
 import socket
-import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
@@ -22,12 +19,6 @@ SEALED_AT_ONCE = 1 << 16
 """Bytes of output that are encrypted before they are sent."""
 LARGE_PAYLOAD = 1 << 16
 """Smaller payloads, in bytes, are copied behind their body. Larger ones are sent without a copy."""
-LARGE_OUTPUT = 4 << 20
-"""Bytes of output from which a thread may send it."""
-TURN_BYTES = 32 << 20
-"""About the bytes that such a thread sends before other connections may have one."""
-STALL_SECONDS = 0.05
-"""Seconds without progress after which it gives the output back to the loop."""
 OUTPUT_MARK = 1 << 20
 """Bytes of unread replies above which the loop does not read from a connection."""
 
@@ -48,20 +39,41 @@ def frame_pieces(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
     return (b"".join((head, *payload)),) if length < LARGE_PAYLOAD else (head, *filter(len, payload))
 
 
-class Output:
-    """Output of a connection that is not sent yet. One thread at a time uses it."""
+class ServerConnection:
+    """A connection: first in its handshake, then open for the service."""
 
-    __slots__ = ("lent", "out", "out_bytes", "sealed", "sock", "tls")
+    __slots__ = (
+        "counted", "ending", "events", "handshake", "held", "inbox", "lent", "number", "out", "out_bytes", "queued",
+        "reader", "sealed", "sock", "tls",
+    )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, tls: Tls | None = None) -> None:
+    def __init__(
+        self, number: int, sock: socket.socket, reader: FrameReader, handshake: ServerHandshake | None
+    ) -> None:
+        self.number = number
         self.sock = sock
+        self.reader = reader
+        self.handshake = handshake
+        """None once the handshake is done."""
+        self.events = READ
+        """The events for which the loop waits."""
+        self.ending = False
+        """Whether to close the connection as soon as the output is sent."""
+        self.inbox: deque[Frame] = deque()
+        """Messages that were read and not served yet, at most those of one read."""
+        self.queued = False
+        """Whether the connection waits for its next turn, in which these messages are served."""
+        self.held = 0
+        """The bytes of the unfinished message."""
         self.out: deque[Payload] = deque()
-        """The output in pieces that are not empty."""
+        """The output that is not sent yet, in pieces that are not empty."""
         self.out_bytes = 0
         """The length of `out` and `sealed` in bytes."""
+        self.counted = 0
+        """The bytes of output that `UnreadOutput` has counted."""
         self.lent = 0
         """The bytes of `out` that take no memory, because they are parts of memory that exists without them."""
-        self.tls = tls
+        self.tls: Tls | None = None
         """The TLS of the connection; None without TLS."""
         self.sealed = bytearray()
         """Encrypted output, to send before `out`."""
@@ -83,28 +95,12 @@ class Output:
         except (BlockingIOError, InterruptedError):
             pass
 
-    def send_in_turn(self) -> None:
-        """Send the output from a thread of its own, at most TURN_BYTES and while the other side reads it."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLOUT)
-        until = self.out_bytes - TURN_BYTES
-        self.send()
-        while self.out_bytes > max(0, until) and poll.poll(STALL_SECONDS * 1000):
-            self.send()
-
-    def prepend(self, other: Output) -> None:
-        """Add output that is to be sent before this one. It is taken from the other object."""
-        self.out.extendleft(reversed(other.out))
-        self.sealed[:0] = other.sealed
-        self.out_bytes += other.out_bytes
-        self.lent += other.lent
-        other.discard()
-
-    def discard(self) -> None:
-        """Drop the output."""
-        self.out.clear()
-        self.sealed.clear()
-        self.out_bytes = self.lent = 0
+    def decrypt(self, tls: Tls, data: bytes) -> bytes:
+        """Decrypt bytes from the socket. Raises like `Tls.receive`. Bytes to send in return are added to the output."""
+        try:
+            return tls.receive(data)
+        finally:
+            self._add_sealed(tls)
 
     def _seal(self, tls: Tls) -> None:
         """Encrypt the next part of the output, unless encrypted output is left."""
@@ -121,6 +117,13 @@ class Output:
         self.sealed += encrypted
         self.out_bytes += len(encrypted)
 
+    def discard_buffers(self) -> None:
+        """Drop unserved messages and unsent output."""
+        self.out.clear()
+        self.sealed.clear()
+        self.inbox.clear()
+        self.out_bytes = self.lent = 0
+
     def _note_sent(self, count: int) -> None:
         self.out_bytes -= count
         if not self.out_bytes:
@@ -135,57 +138,6 @@ class Output:
             if taken < len(first):
                 self.out.appendleft(memoryview(first)[taken:])
             count -= taken
-
-
-class ServerConnection(Output):
-    """A connection: first in its handshake, then open for the service."""
-
-    __slots__ = (
-        "counted", "ending", "events", "handshake", "held", "inbox", "number", "queued", "reader", "sender",
-    )  # fmt: skip
-
-    def __init__(
-        self, number: int, sock: socket.socket, reader: FrameReader, handshake: ServerHandshake | None
-    ) -> None:
-        super().__init__(sock)
-        self.number = number
-        self.reader = reader
-        self.handshake = handshake
-        """None once the handshake is done."""
-        self.events = READ
-        """The events for which the loop waits."""
-        self.ending = False
-        """Whether to close the connection as soon as the output is sent."""
-        self.inbox: deque[Frame] = deque()
-        """Messages that were read and not served yet, at most those of one read."""
-        self.queued = False
-        """Whether the connection waits for its next turn, in which these messages are served."""
-        self.held = 0
-        """The bytes of the unfinished message."""
-        self.counted = 0
-        """The bytes of output that `UnreadOutput` has counted."""
-        self.sender: threading.Thread | None = None
-        """The thread that sends earlier output, while the loop leaves the socket alone."""
-
-    def decrypt(self, tls: Tls, data: bytes) -> bytes:
-        """Decrypt bytes from the socket. Raises like `Tls.receive`. Bytes to send in return are added to the output."""
-        try:
-            return tls.receive(data)
-        finally:
-            self._add_sealed(tls)
-
-    def discard_buffers(self) -> None:
-        """Drop unserved messages and unsent output."""
-        self.discard()
-        self.inbox.clear()
-
-    def close(self) -> None:
-        """Close the socket. If a thread uses it, end this thread first."""
-        if self.sender is not None:
-            with contextlib.suppress(OSError):  # the other side has closed it
-                self.sock.shutdown(socket.SHUT_RDWR)
-            self.sender.join()
-        self.sock.close()
 
 
 class UnreadOutput:

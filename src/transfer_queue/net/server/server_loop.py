@@ -28,7 +28,6 @@ from __future__ import annotations
 import logging
 import select
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -39,10 +38,8 @@ from transfer_queue.metrics.timing import Longest
 from transfer_queue.net.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake
 from transfer_queue.net.server.server_connection import (
-    LARGE_OUTPUT,
     OUTPUT_MARK,
     Outgoing,
-    Output,
     Payload,
     ServerConnection,
     Service,
@@ -105,7 +102,6 @@ class ServerLoop:
             functions of `call_soon`.
         longest: Records how long events other than messages took: a "tick" of the service, and "work" (functions of
             `call_soon`, ends of connections).
-        senders: The number of connections to which threads send large output at the same time, instead of the loop.
     """
 
     def __init__(
@@ -125,7 +121,6 @@ class ServerLoop:
         served: Callable[[], Iterable[Outgoing]] | None = None,
         commit: Callable[[], bool] | None = None,
         longest: Longest | None = None,
-        senders: int = 0,
     ) -> None:
         self.counters = dict.fromkeys(
             ("accepted", "refused", "rejected", "accept_errors", "broken", "slow", "crowded", "errors"), 0
@@ -154,8 +149,6 @@ class ServerLoop:
         self._served = served
         self._commit = commit
         self._longest = Longest() if longest is None else longest
-        self._sending = 0  # threads that send
-        self._max_sending = senders
         self._ready = 0  # connections with something to serve at the beginning of this turn
         self._held = False  # whether the last commit failed, so that no output is sent
         self._stopping = False
@@ -395,9 +388,8 @@ class ServerLoop:
         """End a connection, and call `closed` of the service if the connection was authenticated."""
         if self._peers.pop(peer.number, None) is None:
             return
-        if peer.sender is None:
-            self._poller.unregister(peer.sock)
-        peer.close()
+        self._poller.unregister(peer.sock)
+        peer.sock.close()
         peer.discard_buffers()
         self._unread.note(peer, has_read=False)
         self._hold(peer, 0)
@@ -431,8 +423,6 @@ class ServerLoop:
                     break
 
     def _serve(self, peer: ServerConnection) -> None:
-        if peer.sender is not None:
-            return  # after it the socket is still readable, and the inbox is served
         if peer.out_bytes > OUTPUT_MARK:
             self._watch(peer)
         elif peer.inbox:
@@ -614,12 +604,7 @@ class ServerLoop:
                 self._send(peer)
 
     def _send(self, peer: ServerConnection) -> None:
-        if peer.sender is not None:
-            return  # `_take_back` sends it
         before = peer.out_bytes
-        if before >= LARGE_OUTPUT and self._sending < self._max_sending:
-            self._send_in_thread(peer)
-            return
         try:
             peer.send()
         except OSError:
@@ -633,48 +618,6 @@ class ServerLoop:
             self._watch(peer)
         if peer.inbox:
             self._await_turn(peer)
-
-    def _send_in_thread(self, peer: ServerConnection) -> None:
-        output = Output(peer.sock, peer.tls)
-        output.prepend(peer)
-
-        def send() -> None:
-            is_broken = True
-            try:
-                output.send_in_turn()
-                is_broken = False
-            except OSError:
-                pass
-            finally:
-                self.call_soon(lambda: self._take_back(peer, output, is_broken))
-
-        self._poller.unregister(peer.sock)
-        self._unread.note(peer, has_read=True)
-        self._sending += 1
-        peer.sender = threading.Thread(target=send, name="send", daemon=True)
-        try:
-            peer.sender.start()
-        except RuntimeError:  # no thread can be started, and the loop sends by itself from now on
-            self._take_back(peer, output, is_broken=False)
-            self._max_sending = 0
-
-    def _take_back(self, peer: ServerConnection, output: Output, is_broken: bool) -> None:
-        """Continue with a connection when its thread has ended. `output` is what is left to send."""
-        self._sending -= 1
-        if peer.number not in self._peers:
-            return
-        peer.sender = None
-        peer.events = READ
-        self._poller.register(peer.sock, READ, peer)
-        if is_broken or peer.ending:
-            self._drop(peer)
-            return
-        peer.prepend(output)
-        if peer.out_bytes:
-            self._unread.note(peer, has_read=True)
-            self._watch(peer)
-        else:
-            self._send(peer)
 
     def _watch(self, peer: ServerConnection) -> None:
         """Set the events for which the selector waits."""
@@ -690,17 +633,8 @@ class ServerLoop:
     def _say_farewell(self) -> None:
         limit = time.monotonic() + FAREWELL_SECONDS
         self._acceptor.stop()
-        self._max_sending = 0
-        for peer in self._peers.values():
-            if peer.sender is not None:
-                peer.sender.join(max(0.0, limit - time.monotonic()))
-        if self._sending:
-            self._run_soon()
         for peer in list(self._peers.values()):
-            if peer.sender is not None:
-                peer.close()
-                del self._peers[peer.number]
-            elif peer.out_bytes:
+            if peer.out_bytes:
                 self._poller.modify(peer.sock, WRITE)
             else:
                 self._poller.unregister(peer.sock)
@@ -716,7 +650,7 @@ class ServerLoop:
         """Close every socket and remove the paths that `listen` made. `run` calls this at its end."""
         self._acceptor.close()
         for peer in self._peers.values():
-            peer.close()
+            peer.sock.close()
         self._peers.clear()
         self._poller.close()
         self._waker.close()

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from transfer_queue.config.environment import max_streams
 from transfer_queue.config.settings import Settings
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
@@ -160,11 +159,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         threading.Thread(target=run, name="fetch blocks", daemon=True).start()
 
     service = UnitService(unit, session, registration, lost, end=lambda: server.stop(), fetch=fetch)
-    streams = max_streams()
-    server = ServerLoop(
-        service, key, max_payload=MAX_WRITTEN, idle=service.work_ahead, longest=service.load.longest,
-        senders=streams if streams > 1 else 0,
-    )  # fmt: skip
+    server = ServerLoop(service, key, max_payload=MAX_WRITTEN, idle=service.work_ahead, longest=service.load.longest)
     service.meter = ProcessMetrics(server, service.load)
     secret = tls_context(settings.tls, server=True)
     for listener in place.listeners:
