@@ -201,14 +201,13 @@ UnitLoads = tuple[Counter[int], dict[str, LeaseSummary]]
 
 def measure_units(context: Context, now: float) -> Generator[None, None, UnitLoads]:
     """Measure what the units store, and the leases, in short steps like `measure`."""
-    context.log.now = max(now, context.now)
     live, leased, leases = Counter[int](), dict[str, LeaseSummary](), context.services[Leases]
     yield from _add_live(context.state, live)
     partitions = list(context.state.partitions.values())
     for start in range(0, len(partitions), AT_ONCE):
         for each in partitions[start : start + AT_ONCE]:
             for lease in each.leases.by_token.values():
-                leases.summarize(lease, leased, context.now)
+                leases.summarize(lease, leased, now)
         yield
     return live, leased
 
@@ -242,8 +241,7 @@ def measure(context: Context, now: float) -> Generator[None, None, StateMeasures
         measures.series["mirror_waiting"][()] = mirror.waiting
         measures.series["mirror_full"][()] = int(mirror.full)
         measures.series["mirror_copied"][()] = writer.copied_bytes
-    stores = context.services.get(StoreServers)
-    for server in () if stores is None else stores.progress(context.now):
+    for server in _stores(context):
         labels = server.backend, server.host or server.node
         up = measures.series["store_server_up"]  # several nodes may share an address
         up[labels] = min(up.get(labels, 1), int(server.up))
