@@ -50,7 +50,7 @@ def fetch_remote(
     keepers: Sequence[int],
     memory: Memory,
     receive: Receive,
-    streams: Streams,
+    reads: Streams,
 ) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
     """Read the blocks of a lookup that are outside this node's memory.
 
@@ -60,7 +60,7 @@ def fetch_remote(
         keepers: The units of this node, which may have copies, or copy blocks for all readers of the node.
         memory: The arenas of the other units.
         receive: Reads the pieces of one unit; `receive_pieces` for units on other nodes.
-        streams: The streams of reads.
+        reads: The streams of reads.
 
     Returns:
         The rewritten reply and the memory to gather from; None if the values must be looked up again.
@@ -72,16 +72,16 @@ def fetch_remote(
     if keepers:
         kept = yield from _use_cached(reply, ranges, pieces, units, keepers)
         if kept is not reply:
-            return (yield from fetch_remote(kept, units, (), memory, receive, streams))
+            return (yield from fetch_remote(kept, units, (), memory, receive, reads))
     sizes = {each.unit: each.nbytes for each in pieces}
     buffer = _buffer(ranges.nbytes, sum(sizes.values()))
-    numbers = streams.numbers({unit: nbytes for unit, nbytes in sizes.items() if units[unit]})
+    numbers = reads.numbers({unit: nbytes for unit, nbytes in sizes.items() if units[unit]})
     parts = [part for each in pieces for part in each.divide(numbers.get(each.unit, 1))]
-    most, begun = max(AT_ONCE // len(parts), MIN_AT_ONCE) if parts else AT_ONCE, streams.clock()
+    most, begun = max(AT_ONCE // len(parts), MIN_AT_ONCE) if parts else AT_ONCE, reads.clock()
     if not (yield from in_parallel([receive(ranges, part, buffer, most) for part in parts])):
         return None
     for unit, number in numbers.items():
-        streams.note(unit, number, sizes[unit], streams.clock() - begun)
+        reads.note(unit, number, sizes[unit], reads.clock() - begun)
     return ranges.reply, lambda unit: buffer if unit == HERE else memory(unit)
 
 
@@ -326,12 +326,9 @@ class StreamCount:
         else:
             self._reverse()
         if self._rest <= 0:
-            self._try_next()
-
-    def _try_next(self) -> None:
-        self.number = self._kept * 2 if self._grows else self._kept // 2
-        if not 1 <= self.number <= self._most:
-            self._reverse()
+            self.number = self._kept * 2 if self._grows else self._kept // 2
+            if not 1 <= self.number <= self._most:
+                self._reverse()
 
     def _reverse(self) -> None:
         self.number, self._grows, self._rest = self._kept, not self._grows, REST
