@@ -1,12 +1,13 @@
 """The next batch of a dataset with `device=`, which a thread fetches while the process that iterates uses this one.
 
 It is fetched only if it is ready at once. A fetch ahead that fails, or gets no batch, counts as not made: the batch is
-fetched again when it is needed, so that errors and the end of the stream come when they come without this.
+fetched again when it is needed, so errors and the end of the stream come then.
+
+The process that iterates takes the batch, or does not want it any more. A batch that is not taken goes back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
@@ -16,17 +17,17 @@ import torch
 from tensordict import TensorDictBase
 
 from transfer_queue.client.data.device_copies import DeviceDriver
-from transfer_queue.dataloader.batch_fetcher import Batch, Consumer, Fetcher, number_in_rank
-from transfer_queue.dataloader.client_operations import ask, operations_of, run
-from transfer_queue.dataloader.lease_delivery import BACK_SECONDS, take_unseen
-from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages.claims import ReportBatches
+from transfer_queue.dataloader.batch_fetcher import Batch, Consumer
+from transfer_queue.dataloader.client_operations import operations_of
+from transfer_queue.dataloader.lease_delivery import BACK_SECONDS, give_back, return_batches, take_unseen
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Operation, Pause
 from transfer_queue.wire.blocks.gather import tensor_rows
 
 Place = tuple[str, int, int]
-"""The partition, the number of a batch, and how often the dataset has moved."""
+"""The partition, the number of a batch in its rank, and how often the dataset has moved."""
+Fetched = tuple[Batch, Any]
+"""A batch, and the event at the end of its copies."""
 
 
 class BatchAhead:
@@ -40,15 +41,14 @@ class BatchAhead:
     """
 
     def __init__(self, dataset: Consumer, device: torch.device, driver: DeviceDriver, place: Place) -> None:
-        self._driver = driver
         self._device = device
+        self._driver = driver
         self._place = place
         self._pid = os.getpid()
-        self._fetched: list[tuple[Batch, Any]] = []
-        """The batch with the event at the end of its copies, until it is taken or goes back: one of them removes it."""
-        self._unwanted = False
-        self._fetcher = Fetcher(dataset, combined=False, hold=True)
-        self._end: Future[None] = self._fetcher.client._run_aside(self._fetch(driver.aside(device)))
+        self._wanted = True
+        """Whether the batch may still be taken. Set by the process that iterates, see `_fetch`."""
+        self._fetcher = dataset.fetcher()
+        self._end: Future[Fetched | None] = self._fetcher.client._run_aside(self._fetch(driver.aside(device)))
 
     @classmethod
     def begin(cls, dataset: Consumer, device: torch.device, place: Place) -> BatchAhead | None:
@@ -63,9 +63,14 @@ class BatchAhead:
         return not self._end.done() and self._pid == os.getpid()
 
     @property
-    def has_batch(self) -> bool:
-        """Whether there is a batch to take."""
-        return bool(self._fetched) and self._pid == os.getpid()
+    def _fetched(self) -> Fetched | None:
+        """The batch of a fetch that has ended, as long as it may be taken. A forked child has none."""
+        return self._end.result() if self._wanted and self._pid == os.getpid() else None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the fetch is under way, or there is a batch to take."""
+        return self.is_under_way or self._fetched is not None
 
     def arrive(self, seconds: float | None) -> Operation[bool]:
         """Wait for the end of the fetch, for at most this time. Return whether it has ended."""
@@ -74,63 +79,53 @@ class BatchAhead:
         return not self.is_under_way
 
     def take(self, place: Place) -> Batch | None:
-        """Return the batch, for use on the current stream; None if there is none for this place."""
-        if place != self._place or not self.has_batch:
+        """Return the batch, for use on the current stream; None if there is none for this place. Call it once."""
+        if place != self._place or (fetched := self._fetched) is None:
             self.discard()
             return None
-        batch, event = self._fetched.pop()
+        batch, event = fetched
         self._driver.adopt(event, (part for part in _tensors_of(batch[0]) if part.device.type == self._device.type))
         return batch
 
     def discard(self) -> None:
         """Give the batch back. Further calls do nothing. If the fetch takes long, its thread gives the batch back."""
-        self._unwanted = True  # set first, see `_fetch`
-        if self.is_under_way:
-            wait((self._end,), BACK_SECONDS)
-        if self.has_batch:
-            with contextlib.suppress(TransferQueueError, IndexError):  # the client is closed; the thread gives it back
-                run(self._fetcher.client, self._give_back(self._fetched.pop()[0][1]))
+        if self._pid != os.getpid() or not self._wanted:
+            return
+        self._wanted = False  # set first, see `_fetch`
+        if wait((self._end,), BACK_SECONDS).done and (fetched := self._end.result()) is not None:
+            self._give_back(fetched[0][1])
 
-    def _fetch(self, aside: Any) -> Operation[None]:
+    def _fetch(self, aside: Any) -> Operation[Fetched | None]:
         """Claim and read the batch, on a stream of its own. Raises no `Exception`."""
         partition, number, _ = self._place
         meta = BatchMeta()
         try:
-            claimed = yield from self._fetcher.claim(partition, number_in_rank(number), ahead=1, within=0)
-            if claimed is None or not len(claimed[1]):
-                return
-            meta = claimed[1]
-            with aside:
-                batch = yield from self._fetcher.complete(*claimed)
-                event = self._driver.mark(self._device)
-            self._fetched.append((batch, event))
+            claimed = yield from self._fetcher.claim(partition, number, ahead=1, within=0)
+            if claimed is not None and len(claimed[1]):
+                meta = claimed[1]
+                with aside:
+                    fetched = (yield from self._fetcher.complete(*claimed)), self._driver.mark(self._device)
+                if self._wanted:
+                    return fetched
         except Exception:
-            yield from self._give_back(meta)
-        if self._unwanted and self._fetched:
-            yield from self._give_back(self._fetched.pop()[0][1])
+            pass
+        self._give_back(meta)
+        return None
 
-    def _give_back(self, meta: BatchMeta) -> Operation[None]:
+    def _give_back(self, meta: BatchMeta) -> None:
         """Return a claimed batch, so that its samples are ready again."""
-        unseen = [(lease.partition, lease.token) for lease in take_unseen(meta)]
-        client = self._fetcher.client
-        with contextlib.suppress(TransferQueueError):  # the lease ends by itself
-            if unseen:
-                yield from client._operations._report_batches(ReportBatches(returned=unseen))
-            if meta._leases:
-                yield from ask(client, "nack", meta, delivered=False, timeout=BACK_SECONDS)
+        give_back(self._fetcher.client, take_unseen(meta))
+        return_batches(self._fetcher.client, [meta])
 
 
 def _tensors_of(column: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that have the memory of a column, or of all columns of a table."""
-    if isinstance(column, TensorDictBase) and (rows := tensor_rows(column)) is not None:
-        yield from rows
-    elif isinstance(column, TensorDictBase):
-        for name in column.keys():  # noqa: SIM118
-            yield from _tensors_of(column.get(name))
-    elif isinstance(column, torch.Tensor) and column.is_nested and column.layout == torch.jagged:
-        lengths: torch.Tensor | None = column.lengths()  # type: ignore[attr-defined]
-        yield from (column.values(), column.offsets())  # type: ignore[attr-defined]
-        if lengths is not None:
-            yield lengths
+    if isinstance(column, TensorDictBase):
+        rows = tensor_rows(column)
+        for part in [column.get(name) for name in column.keys()] if rows is None else rows:  # noqa: SIM118
+            yield from _tensors_of(part)
+    elif isinstance(column, torch.Tensor) and column.layout == torch.jagged:
+        parts = column.values(), column.offsets(), column.lengths()  # type: ignore[attr-defined]
+        yield from (part for part in parts if part is not None)
     elif isinstance(column, torch.Tensor):
         yield column.values() if column.is_nested else column

@@ -124,17 +124,16 @@ class Fetcher:
     Args:
         dataset: The dataset.
         combined: True if one request claims a batch and reads it. False to read it later, with `complete`.
-        hold: True if its claims do not mark the previous batch as finished. Default: False, but True in a worker.
     """
 
-    def __init__(self, dataset: Consumer, *, combined: bool, hold: bool = False) -> None:
+    def __init__(self, dataset: Consumer, *, combined: bool) -> None:
         client = dataset.client()
         self.client = client if operations_of(client) is None else claiming(client)  # a stand-in has no leases
         self._operations = operations_of(self.client)
         form = {"shared": (dataset.shared, False), "copy": (dataset.copy, True), "device": (dataset.device, None)}
         self._form: dict[str, Any] = {name: value for name, (value, default) in form.items() if value != default}
         # a fetch ahead does not mark the previous batch as finished
-        self._how: dict[str, Any] = {"hold": hold or dataset.seat is not None}
+        self._how: dict[str, Any] = {"hold": dataset.seat is not None or dataset.device is not None}
         if dataset._lease is not None:
             self._how["lease"] = dataset._lease
         self._combined = combined

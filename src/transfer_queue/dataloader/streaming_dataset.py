@@ -33,6 +33,7 @@ from transfer_queue.dataloader.async_iteration import AsyncItems
 from transfer_queue.dataloader.batch_ahead import BatchAhead
 from transfer_queue.dataloader.batch_fetcher import (
     Batch,
+    Claimed,
     Delivery,
     FetchBatch,
     Fetcher,
@@ -392,7 +393,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             return None if self._open is None else (self._take(self._open),)
 
         if self.device is not None:  # there are no workers to close
-            close = self._end_ahead
+            close = lambda failed: self._end_ahead()  # noqa: E731
         return AsyncItems(take, lambda: run_async(client(), self._open_following(source, finish)), close)
 
     def _open_kept(self, finish: Finish | None) -> bool:
@@ -905,22 +906,20 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._hand_over()
         if opened.over:
             self._open = None
-        if self.device is not None:
-            self._fetch_ahead(opened.meta)
+        self._fetch_ahead(opened.meta)
         return item
 
     def _fetch_ahead(self, meta: BatchMeta) -> None:
         """Begin to fetch the batch after this one, unless it is fetched or under way, or was received before."""
-        ahead = self._ahead
-        if ahead is not None and (ahead.is_under_way or ahead.has_batch):
+        if self.device is None or (self._ahead is not None and self._ahead.is_needed):
             return
         is_new = self.batch_index == self._next_fetch >= self._received
-        if is_new and self.device is not None and not any(POLICY_TAG in tag for tag in meta._tags.first(1)):
+        if is_new and not any(POLICY_TAG in tag for tag in meta._tags.first(1)):
             with contextlib.suppress(TransferQueueError, RuntimeError):  # it is fetched when it is needed
-                self._ahead = BatchAhead.begin(self, self.device, (self.partition_id, self.batch_index, self.moves))
+                self._ahead = BatchAhead.begin(self, self.device, self._position())
 
-    def _end_ahead(self, failed: bool = False) -> None:
-        """Give back what was fetched ahead, at the end of an iteration; `failed` makes no difference."""
+    def _end_ahead(self) -> None:
+        """Give back what was fetched ahead."""
         if self._ahead is not None and not sys.is_finalizing():
             self._ahead.discard()
 
@@ -964,30 +963,23 @@ class LocalSource:
 
     def deliver(self, dataset: StreamingDataset, seconds: float | None = None) -> Operation[Delivery]:
         """Return the batch at the dataset's position, or nothing after the interval or these seconds."""
-        ahead = dataset._ahead
-        if ahead is not None:
-            if not (yield from ahead.arrive(seconds)):
-                return Delivery()
-            dataset._ahead = None
-            fetched = ahead.take((dataset.partition_id, dataset.batch_index, dataset.moves))
-            if fetched is not None:
-                return _delivery_of(fetched, is_held=True)
         if self._fetcher is None:
-            self._fetcher = Fetcher(dataset, combined=True, hold=dataset.device is not None)
-        worker, number = get_worker_info(), number_in_rank(dataset.batch_index)
-        again = dataset.batch_index < dataset._received
-        claimed = yield from self._fetcher.claim(dataset.partition_id, number, again=again, within=seconds)
+            self._fetcher = dataset.fetcher(combined=True)
+        claimed: Claimed | None = None
+        if dataset._ahead is not None:
+            if not (yield from dataset._ahead.arrive(seconds)):
+                return Delivery()
+            ahead, dataset._ahead = dataset._ahead, None
+            claimed = ahead.take(dataset._position())
+        if claimed is None:
+            number, again = number_in_rank(dataset.batch_index), dataset.batch_index < dataset._received
+            claimed = yield from self._fetcher.claim(dataset.partition_id, number, again=again, within=seconds)
         if claimed is None or not len(claimed[1]):
-            return Delivery(ended=claimed is None or (worker is not None and is_orphan()))
+            return Delivery(ended=claimed is None or (get_worker_info() is not None and is_orphan()))
         batch = yield from self._fetcher.complete(*claimed)
-        return _delivery_of(batch, is_held=dataset.device is not None)
-
-
-def _delivery_of(batch: Batch, *, is_held: bool) -> Delivery:
-    """Return a fetched batch as it is delivered. is_held: whether the next fetch does not mark it as finished."""
-    meta = batch[1]
-    unseen = take_unseen(meta)
-    return Delivery(batch, held=meta if meta._leases or (is_held and meta._holder) else None, unseen=unseen)
+        meta, unseen = batch[1], take_unseen(batch[1])
+        is_held = meta._leases or (dataset.device is not None and meta._holder)  # it is finished with a request
+        return Delivery(batch, held=meta if is_held else None, unseen=unseen)
 
 
 def _at_least(least: int, **arguments: int | None) -> None:
