@@ -24,7 +24,7 @@ class Event:
 
 
 class Driver(DeviceDriver):
-    """Notes what it is asked. accepts: whether it registers memory. adopted: the addresses of adopted tensors."""
+    """Notes what it is asked. accepts: whether it registers memory. adopted: the memory of adopted tensors."""
 
     def __init__(self) -> None:
         self.accepts = True
@@ -68,4 +68,4 @@ class Driver(DeviceDriver):
     def adopt(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
         assert not self.is_aside
         assert event in self.events
-        self.adopted += [tensor.data_ptr() for tensor in tensors]
+        self.adopted += [tensor.untyped_storage().data_ptr() for tensor in tensors]

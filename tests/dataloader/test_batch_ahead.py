@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import pickle
 import threading
@@ -12,10 +13,14 @@ from typing import Any
 import pytest
 import torch
 from device_driver import Driver
+from server_processes import restart
 from small_datasets import Build, small_dataset
+from tensordict import TensorDict
 
+import test_lost_units
 import transfer_queue as tq
-from simulated import Start, numbers, ragged, table, take, values
+from simulated import Start, await_result, numbers, ragged, take, values
+from transfer_queue.attachment import CURRENT
 from transfer_queue.client.data import device_copies
 from transfer_queue.dataloader import batch_ahead
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -109,9 +114,10 @@ class TestInVirtualTime:
         other.batch_index = 1
         assert values(yielded) + values(other) == list(range(ROWS))
 
+    @pytest.mark.parametrize("end", ["close", "die"])
     @pytest.mark.parametrize("given", [1, 2, 3])
     def test_a_state_does_not_know_what_was_fetched_ahead(
-        self, a: Client, cluster: Cluster, dataset: Build, given: int
+        self, a: Client, b: Client, cluster: Cluster, dataset: Build, given: int, end: str
     ) -> None:
         made, same = dataset(), dataset(device=None, task_name="same")
         items, others = iter(made), iter(same)
@@ -121,11 +127,60 @@ class TestInVirtualTime:
         assert {name: state[name] for name in ("batch_index", "items_given", "received")} == {
             name: expected[name] for name in ("batch_index", "items_given", "received")
         }
-        items.close()  # type: ignore[attr-defined]
+        if end == "close":
+            items.close()  # type: ignore[attr-defined]
+        else:
+            b.die()
+            cluster.advance(60 if made.delivery == "at_most_once" else 0)  # then the process counts as gone
         again = dataset(cluster.client("c"))
         again.load_state_dict(state)
         a.seal("p")
-        assert yielded + values(again) == list(range(ROWS))
+        rest = values(again)
+        assert yielded + (rest if end == "close" else sorted(rest)) == list(range(ROWS))
+
+    @pytest.mark.parametrize("way", [(SequentialSampler, "at_most_once"), WAYS[1]], indirect=True)
+    def test_a_consumer_that_waits_gets_what_was_fetched_ahead(
+        self, a: Client, cluster: Cluster, dataset: Build, way: Any
+    ) -> None:
+        items = iter(dataset())
+        seen = values(take(items, 4))
+        other = cluster.client("c")
+        waiting = other.start(other.operations.get_meta(["x"], 4, "p", task_name="train", timeout=60))
+        cluster.run()
+        assert not waiting.done
+        items.close()  # type: ignore[attr-defined]
+        assert seen + other.get_data(await_result(cluster, waiting))["x"].tolist() == list(range(ROWS))
+
+    def test_what_is_acknowledged_is_that_of_a_loader_without_it(self, a: Client, dataset: Build, way: Any) -> None:
+        """A claim without a lease acknowledges its batch, unless this goes back."""
+        ahead = 4 if way[1] == "at_most_once" else 0
+        made, same = iter(dataset()), iter(dataset(device=None, task_name="same"))
+        for _ in range(4):
+            assert next(made)[0]["x"].equal(next(same)[0]["x"])
+            found, expected = (int(a.get_consumption_status(task, "p")[1].sum()) for task in ("train", "same"))
+            assert found == expected + ahead
+
+    @pytest.mark.parametrize("step", ["aside", "allocate"])
+    @pytest.mark.parametrize("is_lost", [False, True])
+    def test_a_unit_that_ends_while_a_batch_is_fetched_ahead(
+        self, a: Client, cluster: Cluster, driver: Driver, dataset: Build, is_lost: bool, step: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        """Before the values are looked up, or while they are copied. What is lost is awaited until it is put again."""
+        do, ends = getattr(driver, step), [test_lost_units.lose if is_lost else test_lost_units.restart]
+        items = iter(dataset())
+
+        def end_the_unit(argument: Any) -> Any:
+            if ends and (step == "aside" or driver.is_aside):
+                ends.pop()(cluster)
+            return do(argument)
+
+        monkeypatch.setattr(driver, step, end_the_unit)
+        seen = values(take(items, 2))
+        assert not ends
+        if is_lost:
+            a.put(numbers(ROWS), tq.BatchMeta(range(ROWS), "p"))
+        assert seen + values(take(items, 4)) == list(range(ROWS))
 
     def test_a_fetch_ahead_that_fails_is_made_again(
         self, driver: Driver, dataset: Build, monkeypatch: pytest.MonkeyPatch
@@ -195,15 +250,19 @@ class TestInVirtualTime:
         assert values(take(items, 6)) == list(range(ROWS))
 
     def test_all_tensors_are_adopted(self, a: Client, driver: Driver, dataset: Build) -> None:
-        columns = {"x": torch.arange(4), "y": ragged(3, 5, 1, 4), "z": [torch.ones(2), torch.ones(2, 1)] * 2}
+        """torch could otherwise use their memory again while the consumer still uses it."""
+        columns = {
+            "x": torch.arange(4), "y": ragged(3, 5, 1, 4), "z": [torch.ones(2), torch.ones(2, 1)] * 2,
+            "n": TensorDict({"leaf": torch.zeros(4, 2), "deep": {"y": ragged(2, 2, 9, 0)}}, batch_size=4),
+            "o": [{"an": "object"}, "text", None, 3],
+        }  # fmt: skip
         for _ in range(2):
-            a.put(table(**columns), partition_id="t")
+            a.put(TensorDict(columns, batch_size=4), partition_id="t")
         items = iter(dataset(partition_id="t", data_fields=list(columns), micro_batch_size=4))
         next(items)
-        data = next(items)[0]
-        rows = data.get("z").tolist()
-        expected = [data["x"], data["y"].values(), data["y"].offsets(), *rows]
-        assert driver.adopted == [tensor.data_ptr() for tensor in expected]
+        batch = next(items)[0]
+        assert storages_of(batch)
+        assert storages_of(batch) <= set(driver.adopted)
 
 
 class TestInThreads:
@@ -263,6 +322,46 @@ class TestInThreads:
         other = small_dataset(None, partition_id=made.partition_id, timeout=60)
         assert seen + values(other) == list(range(ROWS))
 
+    def test_a_unit_that_is_killed_while_a_batch_is_fetched_ahead(self, made: StreamingDataset, gate: Gate) -> None:
+        items = iter(made)
+        seen = values(take(items, 2))
+        gate.arrived.acquire()
+        restart("unit-0")
+        gate.open.set()
+        assert seen + values(items) == list(range(ROWS))
+
+    def test_an_error_in_a_training_step_returns_the_next_batch(self, made: StreamingDataset, gate: Gate) -> None:
+        seen: list[int] = []
+
+        def train() -> None:
+            for data, _ in made:
+                seen.extend(data["x"].tolist())
+                if len(seen) == 4:
+                    gate.arrived.acquire()
+                    raise ArithmeticError("the loss is not a number")
+
+        with pytest.raises(ArithmeticError):
+            train()
+        gate.open.set()
+        for thread in fetches():
+            thread.join()
+        other = small_dataset(None, partition_id=made.partition_id, timeout=60)
+        assert seen + values(other) == list(range(ROWS))
+
+    def test_a_client_that_closes_meanwhile(self, made: StreamingDataset, gate: Gate) -> None:
+        """What it had is free when it has left, and the thread ends."""
+        made._tq_client = client = tq.TransferQueueClient(CURRENT.system)
+        items = iter(made)
+        seen = values(take(items, 2))
+        gate.arrived.acquire()
+        client.close()
+        gate.open.set()
+        for thread in fetches():
+            thread.join()
+        items.close()  # type: ignore[attr-defined]
+        other = small_dataset(None, partition_id=made.partition_id, timeout=60)
+        assert seen + values(other) == list(range(ROWS))
+
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_a_copy_and_a_child_have_no_fetch(self, made: StreamingDataset, gate: Gate) -> None:
         items = iter(made)
@@ -294,6 +393,25 @@ class Gate:
             self.arrived.release()
             assert self.open.wait(60)
         return self._allocate(nbytes)
+
+
+class Tensors(pickle.Pickler):
+    """Notes the memory of all tensors that an object consists of."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.storages: set[int] = set()
+
+    def reducer_override(self, item: Any) -> Any:
+        if type(item) is torch.Tensor and item.untyped_storage().nbytes():
+            self.storages.add(item.untyped_storage().data_ptr())
+        return NotImplemented
+
+
+def storages_of(item: Any) -> set[int]:
+    pickler = Tensors()
+    pickler.dump(item)
+    return pickler.storages
 
 
 def fetches() -> list[threading.Thread]:

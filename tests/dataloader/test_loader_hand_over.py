@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -225,11 +226,16 @@ def test_what_was_not_yielded_can_be_claimed(
 # ------------------------------------------------------------ killed processes
 
 
-def iterate(config: Any, partition: str, workers: int, most: int, told: Connection[Any, Any]) -> None:
+def iterate(config: Any, partition: str, workers: int, device: str | None, most: int, told: Connection[Any, Any]) -> None:
     """A process that reports items, and hangs with the last one of these."""
-    dataset = StreamingDataset(config, BATCH, BATCH, ["x"], partition, "t", 0)
+    driver = Driver()
+    device_copies.driver_of = lambda device: driver
+    dataset = StreamingDataset(config, BATCH, BATCH, ["x"], partition, "t", 0, device=device)
     loader = StreamingDataLoader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
     for count, (data, _) in enumerate(loader):
+        for thread in threading.enumerate():
+            if thread.name == "transfer_queue fetch ahead":
+                thread.join()  # the next batch is there
         told.send(data["x"].tolist())
         if count + 1 == most:
             signal.pause()
@@ -262,13 +268,15 @@ def claim_all(client: Any, partition: str, yielded: list[int]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "device"), [(0, None), (0, "cpu"), (2, None)])
 @pytest.mark.parametrize("most", [1, 3])
-def test_a_killed_loader_has_handed_over_what_it_yielded(sequential: Any, workers: int, most: int) -> None:
-    partition = f"killed {workers} {most}"
+def test_a_killed_loader_has_handed_over_what_it_yielded(
+    sequential: Any, workers: int, device: str | None, most: int
+) -> None:
+    partition = f"killed {workers} {device} {most}"
     client = put(partition)
     here, there = multiprocessing.Pipe(duplex=False)
-    process = warm.process(iterate, sequential, partition, workers, most, there, daemon=False)
+    process = warm.process(iterate, sequential, partition, workers, device, most, there, daemon=False)
     process.start()
     there.close()
     yielded = [value for _ in range(most) for value in here.recv()]
