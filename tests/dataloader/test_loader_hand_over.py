@@ -226,7 +226,9 @@ def test_what_was_not_yielded_can_be_claimed(
 # ------------------------------------------------------------ killed processes
 
 
-def iterate(config: Any, partition: str, workers: int, device: str | None, most: int, told: Connection[Any, Any]) -> None:
+def iterate(
+    config: Any, partition: str, workers: int, device: str | None, most: int, told: Connection[Any, Any]
+) -> None:
     """A process that reports items, and hangs with the last one of these."""
     driver = Driver()
     device_copies.driver_of = lambda device: driver

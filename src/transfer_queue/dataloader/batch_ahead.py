@@ -125,7 +125,6 @@ def _tensors_of(column: Any) -> Iterator[torch.Tensor]:
         for part in [column.get(name) for name in column.keys()] if rows is None else rows:  # noqa: SIM118
             yield from _tensors_of(part)
     elif isinstance(column, torch.Tensor) and column.layout == torch.jagged:
-        parts = column.values(), column.offsets(), column.lengths()  # type: ignore[attr-defined]
-        yield from (part for part in parts if part is not None)
+        yield from (column.values(), column.offsets())  # type: ignore[attr-defined]
     elif isinstance(column, torch.Tensor):
         yield column.values() if column.is_nested else column

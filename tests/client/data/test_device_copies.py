@@ -5,16 +5,18 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from device_driver import Driver
-from test_lost_units import lose
+from test_lost_units import lose, restart
 
 import transfer_queue as tq
 from simulated import ragged, reply_on_its_way, rows_of, same, table
 from transfer_queue.client import writer
 from transfer_queue.client.data import device_copies
+from transfer_queue.client.data.device_copies import CudaDriver
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.testing import Client, Cluster
@@ -152,6 +154,52 @@ def test_rows_that_are_replaced_while_they_are_gathered_are_read_again(
     monkeypatch.setattr(driver, "allocate", replace)
     assert b.kv_batch_get(["b", "a"], "p", layout="dense", device="cpu")["x"].eq(5).all()
     assert len(driver.gathered) == 4
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_unit_that_ends_while_rows_are_gathered(
+    a: Client, b: Client, cluster: Cluster, driver: Driver, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """The arena stays mapped, so a get that has begun ends as it does without a device."""
+    monkeypatch.setattr(device_copies, "STAGED", 8192)
+    keys, rows = ["a", "b", "c"], torch.arange(3 * 1024).reshape(3, 1024)
+    a.kv_batch_put(keys, "p", {"x": rows})
+    allocate = driver.allocate
+
+    def end_the_unit(nbytes: int) -> torch.Tensor:
+        if len(driver.gathered) == 1:
+            (lose if is_lost else restart)(cluster)
+        return allocate(nbytes)
+
+    monkeypatch.setattr(driver, "allocate", end_the_unit)
+    assert b.kv_batch_get(keys[::-1], "p", layout="dense", device="cpu")["x"].equal(rows.flip(0))
+    assert driver.gathered == [8192] * 3
+    for device in ("cpu", None) if is_lost else ():
+        with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 0"):
+            b.kv_batch_get(keys, "p", device=device)
+
+
+def test_the_stream_of_the_consumer_waits_for_tensors_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And torch does not use their memory again before this stream is done with it."""
+    streams = {number: Mock(name=f"stream {number}") for number in range(2)}
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[device.index])
+    tensors, event = [Mock(device=torch.device("cuda", number)) for number in (0, 1, 0)], object()
+    CudaDriver().adopt(event, iter(tensors))
+    for tensor in tensors:
+        stream = streams[tensor.device.index]
+        tensor.record_stream.assert_called_once_with(stream)
+        stream.wait_event.assert_called_with(event)
+
+
+def test_batches_ahead_of_a_device_have_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that torch has freed on a stream is used again on this stream only."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    driver = CudaDriver()
+    driver._module = Mock(Stream=lambda index: [index])
+    asides = [driver.aside(torch.device(name)) for name in ("cuda", "cuda:1", "cuda:0", "cuda")]
+    assert asides == [[1], [1], [0], [1]]
+    assert asides[0] is asides[1] is asides[3]
 
 
 def test_neighbouring_pages_are_registered_with_one_call(b: Client, driver: Driver, meta: tq.BatchMeta) -> None:
