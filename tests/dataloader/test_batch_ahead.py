@@ -6,19 +6,20 @@ import asyncio
 import io
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import test_lost_units
 import torch
 from device_driver import Driver
-from server_processes import restart
 from small_datasets import Build, small_dataset
 from tensordict import TensorDict
 
-import test_lost_units
 import transfer_queue as tq
+from server_processes import restart
 from simulated import Start, await_result, numbers, ragged, take, values
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.data import device_copies
@@ -91,13 +92,20 @@ class TestInVirtualTime:
         assert len(driver.gathered) == 4
         assert values(take(items, 2)) == list(range(12, 16))
 
-    @pytest.mark.parametrize("end", ["close", "delete", "step", "load"])
+    @pytest.mark.parametrize("end", ["close", "aclose", "delete", "step", "load"])
     def test_what_was_fetched_ahead_goes_back(
         self, a: Client, b: Client, cluster: Cluster, dataset: Build, end: str
     ) -> None:
         made = dataset()
         state, items = made.state_dict(), iter(made)
-        yielded = take(items, 2)
+
+        async def take_and_close() -> list[Any]:
+            items = aiter(made)
+            taken = [await anext(items) for _ in range(2)]
+            await items.aclose()
+            return taken
+
+        yielded = asyncio.run(take_and_close()) if end == "aclose" else take(items, 2)
         for _, meta in yielded if made.delivery == "at_least_once" else ():
             b.ack(meta)
         match end:
@@ -242,12 +250,37 @@ class TestInVirtualTime:
             left.append(len(a.get_consumption_status("train", "f")[0]))
         assert left == [8, 8, 4, 4]
 
-    def test_a_replay_takes_what_was_fetched_ahead_after_it(self, dataset: Build) -> None:
+    def test_a_replay_takes_what_was_fetched_ahead_after_it(self, driver: Driver, dataset: Build) -> None:
         made = dataset(keep_batches=2)
         items = iter(made)
         assert values(take(items, 4)) == list(range(8))
         made.reset()
-        assert values(take(items, 6)) == list(range(ROWS))
+        assert values(take(items, 3)) == list(range(6))
+        items.close()  # type: ignore[attr-defined]
+        made.reset()
+        count, items = len(driver.gathered), iter(made)
+        assert values(take(items, 2)) == list(range(4))
+        assert len(driver.gathered) == count, "the buffer has the next batch"
+        assert values(take(items, 4)) == list(range(4, ROWS))
+
+    @pytest.mark.parametrize("way", WAYS[2:], indirect=True)
+    def test_batches_that_were_received_before_are_not_fetched_ahead(self, driver: Driver, dataset: Build) -> None:
+        made = dataset()
+        state, items = made.state_dict(), iter(made)
+        assert values(take(items, 4)) == list(range(8))
+        made.load_state_dict({**state, "received": 2})
+        count, items = len(driver.gathered), iter(made)
+        assert values(take(items, 2)) == list(range(4))
+        assert len(driver.gathered) == count + 1
+        assert values(take(items, 4)) == list(range(4, ROWS))
+
+    def test_a_position_that_was_set_directly(self, a: Client, dataset: Build) -> None:
+        a.put(numbers(4, 100), partition_id="q")
+        made = dataset()
+        items = iter(made)
+        assert values(take(items, 2)) == list(range(4))
+        made.partition_id = "q"
+        assert values(take(items, 2)) == [100, 101, 102, 103]
 
     def test_all_tensors_are_adopted(self, a: Client, driver: Driver, dataset: Build) -> None:
         """torch could otherwise use their memory again while the consumer still uses it."""
@@ -277,6 +310,7 @@ class TestInThreads:
         gate.open.set()
         for thread in fetches():
             thread.join()
+        assert not gate.blocks_the_iteration
 
     @pytest.fixture
     def made(self, gate: Gate, partition: str, monkeypatch: pytest.MonkeyPatch) -> StreamingDataset:
@@ -363,20 +397,31 @@ class TestInThreads:
         assert seen + values(other) == list(range(ROWS))
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-    def test_a_copy_and_a_child_have_no_fetch(self, made: StreamingDataset, gate: Gate) -> None:
+    @pytest.mark.parametrize("is_over", [False, True])
+    def test_a_copy_and_a_child_have_no_fetch(self, made: StreamingDataset, gate: Gate, is_over: bool) -> None:
         items = iter(made)
-        next(items)
+        seen = values(take(items, 1))
         gate.arrived.acquire()
+        if is_over:
+            gate.open.set()
+            for thread in fetches():
+                thread.join()
         assert pickle.loads(pickle.dumps(made))._ahead is None
         child = os.fork()
         if not child:
+            signal.alarm(60)  # ends a child that hangs
             try:
-                items.close()  # type: ignore[attr-defined]
                 has_fetch = made._ahead is None or made._ahead.is_needed
+                items.close()  # type: ignore[attr-defined]
             except BaseException:
                 has_fetch = True
             os._exit(int(has_fetch))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        gate.open.set()
+        client = tq.get_client()
+        consumed = client.get_consumption_status("train", made.partition_id)[1]
+        assert int(consumed.sum()) == 8, "the child has not given the batch of its parent back"
+        assert seen + values(items) == list(range(ROWS))
 
 
 class Gate:
@@ -385,13 +430,17 @@ class Gate:
     def __init__(self, driver: Driver) -> None:
         self.arrived = threading.Semaphore(0)
         self.open = threading.Event()
+        self.blocks_the_iteration = False
         self._driver = driver
         self._allocate = driver.allocate
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         if self._driver.is_aside:
             self.arrived.release()
-            assert self.open.wait(60)
+            if threading.current_thread() is threading.main_thread():
+                self.blocks_the_iteration = True
+            else:
+                assert self.open.wait(60)
         return self._allocate(nbytes)
 
 
