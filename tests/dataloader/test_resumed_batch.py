@@ -395,6 +395,20 @@ class TestOlderStates:
                 take(again, 1)
             assert values(small_dataset(client_of(either, "d"))) == list(range(4, 12)), "nothing was claimed"
 
+    @pytest.mark.parametrize("device", [None, "cpu"])
+    def test_a_batch_that_is_claimed_again_by_number_is_finished(self, start: Start, device: str | None) -> None:
+        cluster = start(seed=6, sampler=RankAwareSampler())
+        a, b = client_of(cluster, "a"), client_of(cluster, "b")
+        a.create_partition("p", free_when=["train"])
+        a.put(numbers(12), partition_id="p")
+        first = small_dataset(b, device=device)
+        take(first, 1)
+        again = iter(resumed(b, self.old(first), device=device))
+        take(again, 1)
+        assert a.status().partitions[0].rows == 12
+        take(again, 1)
+        assert a.status().partitions[0].rows == 8
+
     @pytest.mark.parametrize("is_right", [False, True])
     def test_a_missing_acknowledgement(self, start: Start, is_right: bool) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())

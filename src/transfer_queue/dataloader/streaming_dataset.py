@@ -150,10 +150,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         device: The device of the tensors of the items, for example "cuda"; see `get_data`. Batches are then fetched in
             the process that iterates, without workers, and the buffer keeps none unless `keep_batches` is given. On a
             CUDA device a thread claims and fetches the next batch, if it is ready, from the first item of a batch on,
-            so two batches are on the device. If the iteration ends before, the next batch goes back. A batch is not
-            fetched ahead while samples have the tag `policy_version`, because they may become too old, and not after
-            `load_state_dict` as long as batches are replayed. A `fetch_batch_fn` must pass `device=` to `get_data`
-            itself. Default: None, the host.
+            so two batches are on the device. It is claimed one batch early: other consumers of the task get its
+            samples only if the iteration ends before them, and they count as fetched for `max_staleness`. A batch is
+            not fetched ahead while samples have the tag `policy_version`, because they may become too old, and not
+            after `load_state_dict` as long as batches are replayed. A `fetch_batch_fn` must pass `device=` to
+            `get_data` itself, and fetches nothing ahead: use one if memory is short, or if a FreshnessSampler reads
+            another tag. Default: None, the host.
         sampler: The built-in sampler of this task: its name, its class, an instance, or a mapping with the keys
             `sampler` and `sampler_args`. It is registered for the task for as long as the system exists; another
             dataset of the task may leave it out, and is refused if it asks for another one. A sampler of your own is

@@ -66,17 +66,14 @@ def answer(context: Context, plan: ClaimPlan, claims: Sequence[OpenClaim], outco
     partition, log = plan.partition, context.log
     assert partition is not None
     tokens = grant(context.state, plan, claims, batches, records)
-    held: list[bool] = []
-    if plan.task in partition.holds.tasks and not (tokens and claim.lease is not None):
-        for each, rows in zip(claims, batches, strict=True):
-            added = _hold_records(partition, each.caller.client, each.claim, rows)
-            held.append(bool(added))
-            records += added
+    is_held = plan.task in partition.holds.tasks and not (tokens and claim.lease is not None)
+    for each, rows in zip(claims, batches, strict=True) if is_held else ():
+        records += _hold_records(partition, each.caller.client, each.claim, rows)
     log.actor = first.caller.client
     for record in records:
         log.apply(record)
     log.actor = ""
-    return _reply(context, plan, claims, batches, tokens, held)
+    return _reply(context, plan, claims, batches, tokens, is_held)
 
 
 def grant(
@@ -111,11 +108,11 @@ def _reply(
     claims: Sequence[OpenClaim],
     batches: list[np.ndarray],
     tokens: list[int],
-    held: list[bool],
+    is_held: bool,
 ) -> list[Effect]:
     """Reply to claims that are met, and note what their clients have now.
 
-    tokens: see `grant`. held: for each claim, whether its client references the rows; [] if none does.
+    tokens: see `grant`. is_held: whether the clients reference the rows, also if they did before.
     """
     partition, claim = plan.partition, claims[0].claim
     assert partition is not None
@@ -133,7 +130,7 @@ def _reply(
     effects: list[Effect] = []
     answers: list[tuple[str, int, AnyReply]] = []
     end = 0
-    for each, reply, batch, token, is_held in zip(claims, replies, batches, tokens or repeat(0), held or repeat(False)):
+    for each, reply, batch, token in zip(claims, replies, batches, tokens or repeat(0)):
         caller, asked, start, end = each.caller, each.claim, end, end + len(batch)
         client, sequence, part = caller.client, caller.envelope.sequence, positions[start:end]
         timeline.note_claim(client, asked, each.since, partition, reply.rows, part)
