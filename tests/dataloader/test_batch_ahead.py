@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import pickle
@@ -24,6 +25,7 @@ from simulated import Start, await_result, numbers, ragged, take, values
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.data import device_copies
 from transfer_queue.dataloader import batch_ahead
+from transfer_queue.dataloader.batch_ahead import BatchAhead
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.sampler import RankAwareSampler, SequentialSampler
 from transfer_queue.testing import Client, Cluster
@@ -117,6 +119,9 @@ class TestInVirtualTime:
                 made.step("q")
             case "load":
                 made.load_state_dict(state)
+        gc.collect()
+        batches = [item for item in gc.get_objects() if type(item) is BatchAhead]
+        assert batches == [], "the memory of the device is free again"
         a.seal("p")
         other = dataset(cluster.client("c"))
         other.batch_index = 1

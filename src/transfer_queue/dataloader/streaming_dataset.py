@@ -68,7 +68,7 @@ from transfer_queue.dataloader.resumed_batch import (
     settle,
 )
 from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import Operation, Work
@@ -917,13 +917,15 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             return
         is_new = self.batch_index == self._next_fetch >= self._received
         if is_new and not any(POLICY_TAG in tag for tag in meta._tags.first(1)):
-            with contextlib.suppress(TransferQueueError, RuntimeError):  # it is fetched when it is needed
+            with contextlib.suppress(Exception):  # the item must be yielded; the batch is fetched when it is needed
                 self._ahead = BatchAhead.begin(self, self.device, self._position())
 
     def _end_ahead(self) -> None:
-        """Give back what was fetched ahead."""
+        """Give back what was fetched ahead, and free its memory."""
         if self._ahead is not None and not sys.is_finalizing():
             self._ahead.discard()
+            if not self._ahead.is_under_way:
+                self._ahead = None
 
     def _hand_over(self) -> None:
         """Report that the open batch is handed over with the item that is yielded now."""
