@@ -173,13 +173,18 @@ class ServerLoop:
         """Listen on a socket of `bind_socket`. The process that made the socket removes its path."""
         self._acceptor.inherit(sock, tls)
 
-    def adopt(self, sock: socket.socket) -> int:
+    def adopt(self, sock: socket.socket, tls: Tls | None = None) -> int:
         """Serve a connection that this process has made and authenticated, and return its peer number.
 
         The loop does not call `on_connect` of the service. Call this before `run`, or in the loop's thread.
+
+        Args:
+            sock: The socket of the connection.
+            tls: The TLS of the connection, whose handshake is done; None without TLS.
         """
         sock.setblocking(False)
         peer = self._add(sock, None)
+        peer.tls = tls
         return peer.number
 
     def watch(
