@@ -182,7 +182,6 @@ class ServerLoop:
             sock: The socket of the connection.
             tls: The TLS of the connection, whose handshake is done; None without TLS.
         """
-        sock.setblocking(False)
         peer = self._add(sock, None)
         peer.tls = tls
         return peer.number
@@ -353,7 +352,6 @@ class ServerLoop:
     # ------------------------------------------------------------ connections
 
     def _welcome(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             set_tcp_options(sock)
         refuse = None
@@ -383,6 +381,7 @@ class ServerLoop:
         self._drop(peer)
 
     def _add(self, sock: socket.socket, handshake: ServerHandshake | None) -> ServerConnection:
+        sock.setblocking(False)
         peer = ServerConnection(self._next_peer, sock, FrameReader(*self._limits), handshake)
         self._next_peer += 1
         self._peers[peer.number] = peer
