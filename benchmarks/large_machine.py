@@ -4,8 +4,8 @@
     python3 benchmarks/large_machine.py WHEELS RESULTS      on the large one, which has torch and numpy
 
 The wheels are installed into RESULTS/site, beside the packages of the machine. RESULTS/measured then has the folder of
-this machine for `benchmarks/measured`. The benchmarks that need the bandwidth of the memory or many cores run first, one
-after the other; then the others run, LANES at a time. What has not ended in time is killed with all that it has
+this machine for `benchmarks/measured`. The benchmarks that need the bandwidth of the memory or many cores run first,
+one after the other; then the others run, LANES at a time. What has not ended in time is killed with all that it has
 started, and named at the end with what failed. This script needs only Python's standard library.
 """
 
@@ -54,8 +54,10 @@ def main() -> int:
     def measure(name: str) -> None:
         output, code = run([*command, name], environment, began + SECONDS - time.monotonic())
         print(output, flush=True)
-        if code != 0:
-            failed.append(f"{name} (no time left)" if code is None else name)
+        if code is None:
+            failed.append(f"{name} (no time left)")
+        elif code or f"{name}: skipped" in output:
+            failed.append(f"{name} (see above)")
 
     for name in ALONE:
         measure(name)

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from benchmarks.harness import payloads
 from benchmarks.harness.report import quantiles
 from benchmarks.harness.stages import score
-from benchmarks.harness.trainings import Style, Training
+from benchmarks.harness.trainings import STYLES, TRAININGS
 
 PRODUCERS = 4
 BUSY = 0.5
@@ -103,11 +103,13 @@ class Replay:
 
 
 def replay_of(
-    training: Training, style: Style, seconds: float, ranks: int, *, batch: int, nodes: float | None = None
+    name: str, style_name: str, seconds: float, ranks: int, *, batch: int, nodes: float | None = None
 ) -> Replay:
     """Return a replay at the rate of a training, on its own nodes or in proportion on another number of them."""
+    training = next(each for each in TRAININGS if each.name == name)
+    style = next(each for each in STYLES if each.name == style_name)
     samples = max(2, round(training.samples_a_second(nodes) * seconds))
-    name = training.name if nodes is None else f"{training.name} on {nodes:g} nodes"
+    name = name if nodes is None else f"{name} on {nodes:g} nodes"
     return Replay(
         name, style.name, samples, seconds, training.tokens, training.is_limit, style.single > 0, style.stages, batch,
         ranks, style.part,

@@ -1,4 +1,4 @@
-"""What does the traffic of published trainings take of a machine: of the controller, of the memory, of a trainer's time?
+"""What does the traffic of published trainings take of a machine: of its controller, its memory, a trainer's time?
 
 Rollout workers put answers at the rate of the training by the clock, so that a slow system shows as latency. Stages add
 the reward (unless the rollout does), the log-probabilities of the reference, and the advantages; each trainer rank
@@ -20,7 +20,6 @@ from benchmarks.harness.machine import Memcpy, cpu_seconds
 from benchmarks.harness.replays import NEEDS, PRODUCERS, Replay, Report, Rows, replay_of, rows_of, warming
 from benchmarks.harness.report import Row, Scale, against
 from benchmarks.harness.systems import System, Worker, system, workers
-from benchmarks.harness.trainings import STYLES, TRAININGS
 from transfer_queue import interface as tq
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -88,9 +87,8 @@ def play(act: Callable[..., Report], replay: Replay, partition: str, *arguments:
 
 def run(scale: Scale) -> list[Row]:
     """Replay each training, and then the same beside the peers."""
-    trainings, styles = ({each.name: each for each in some} for some in (TRAININGS, STYLES))
-    seconds = scale.pick(10.0, 0.3)
-    cases = [replay_of(trainings[name], styles[style], seconds, **more) for name, style, more in CASES[: scale.pick(4, 3)]]
+    count, seconds = scale.pick((len(CASES), 10.0), (3, 0.3))
+    cases = [replay_of(training, style, seconds, **more) for training, style, more in CASES[:count]]
     memcpy, found = Memcpy(BANDWIDTH_BYTES), []
     with system() as queue, workers(PRODUCERS + 3 + max(replay.ranks for replay in cases), queue.address) as team:
         for replay in cases:
