@@ -206,13 +206,13 @@ def gpu(results: Results) -> str:
     return table(*lines, head=("256 MiB", "time", "rate"))
 
 
-def by_machine(kept: dict[str, Results]) -> str:
-    """Return the table of the results of the page on each machine that has them."""
+def by_machine(kept: dict[str, Results], shared: dict[Place, str] = PAGE_ROWS) -> str:
+    """Return the table of some results on each machine that has them."""
     known = {name: results for name, results in kept.items() if "kv" in results}
     if len(known) == 1:
         return f"Only `{next(iter(known))}` has the results of the first table so far."
     lines = []
-    for (benchmark, begin), words in PAGE_ROWS.items():
+    for (benchmark, begin), words in shared.items():
         rows = [row_of(results, benchmark, begin) if benchmark in results else None for results in known.values()]
         lines.append((words, *("-" if row is None else shown(row["ours"], row["unit"]) for row in rows)))
     return table(*lines, head=("TransferQueue", *(f"`{name}`" for name in known)))

@@ -280,7 +280,8 @@ def replay(**case: Any) -> dict[str, float]:
 
 def _replay(case: replays.Replay) -> dict[str, float]:
     roles = [(replays.add, name) for name in case.tasks] + [(replays.train, rank) for rank in range(case.ranks)]
-    others, queues = team(TEAM, Other, replays.PRODUCERS + len(roles)), ray.remote(num_cpus=0)(TaskQueues).remote()
+    others = team(TEAM, Other, replays.PRODUCERS + len(roles))
+    queues: Any = ray.remote(num_cpus=0)(TaskQueues).remote()
     ray.get(queues.put_part.remote([]))  # it has started
     done = [other.play.remote(act, queues, case, which) for other, (act, which) in zip(others, roles)]
     begin = time.monotonic() + 0.3

@@ -21,24 +21,27 @@ from benchmarks.harness.replays import NEEDS, PRODUCERS, Replay, Report, Rows, r
 from benchmarks.harness.report import Row, Scale, against
 from benchmarks.harness.systems import System, Worker, system, workers
 from transfer_queue import interface as tq
+from transfer_queue.config.environment import usable_cores
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 
 QUESTION = "What does the traffic of published trainings take of a machine?"
-NOTE = """A replay lasts ten seconds. A training is played whole, or in proportion on the named number of nodes. Lengths
-are log-normal with the published mean; where only a limit is published, every answer has it, and the traffic is an
-upper bound. Answers end at random times. "put to yield" is from the call of the last put of a sample, or from the
-request of its rank if that is later, until the rank has all its fields. "late" is how much later than scheduled the
-puts of the rollout workers began: if it is not small, the machine is overloaded."""
+NOTE = """A replay lasts ten seconds. A training is played whole, or in proportion on the named number of nodes (of the
+16 of R1-Distill-Qwen-1.5B, one for each core). Lengths are log-normal with the published mean; where only a limit is
+published, every answer has it, and the traffic is an upper bound. Answers end at random times. "put to yield" is from
+the call of the last put of a sample, or from the request of its rank if that is later, until the rank has all its
+fields. "late" is how much later than scheduled the puts of the rollout workers began: if it is not small, the machine
+is overloaded."""
 BANDWIDTH_BYTES = 64 << 20
 
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Llama-3.1-8B", "in batches", {"ranks": 8, "batch": 64, "nodes": 128}),
-    ("R1-Distill-Qwen-1.5B", "every 1,024 tokens", {"ranks": 8, "batch": 16}),
+    ("R1-Distill-Qwen-1.5B", "every 1,024 tokens", {"ranks": 8, "batch": 16, "nodes": min(16, usable_cores())}),
     ("Qwen3-32B", "answer by answer", {"ranks": 4, "batch": 4}),
     ("DeepSeek-R1-Zero, 660B", "answer by answer", {"ranks": 16, "batch": 2}),
 )
-"""Small samples at a high rate, long answers with their parts, and two large models, one of them with many ranks."""
+"""Small samples at a high rate, long answers with their parts (the whole training has 16 nodes, which need as many
+cores here), and two large models, one of them with many ranks."""
 
 
 class Port:
