@@ -126,7 +126,7 @@ def measure_step(step: Step, seed: int, team: list[Any]) -> float:
         worker.begin(update, step, seed, rank)
     for worker in team[:3]:
         worker.result()
-    found = [worker.result() for worker in team[3:]]
+    found: list[tuple[float, list[int]]] = [worker.result() for worker in team[3:]]
     had = sorted(which for _, part in found for which in part)
     if had != list(range(step.samples)):
         raise AssertionError("the ranks have not received each sample once")
