@@ -204,6 +204,8 @@ def _use(
     try:
         in_force = _in_force(system, client, conf)
         client._introduce(task, rank)
+        if system.is_ending():  # it has replied just before its end
+            raise ConnectionLostError(f"the system {system.describe()} is ending; call init again")
     except BaseException:
         client.close()
         raise

@@ -270,6 +270,17 @@ def test_init_starts_a_system_while_the_last_process_of_a_killed_one_ends(
     tq.kv_put("k", "p", {"x": 1})
 
 
+def test_init_does_not_stay_with_a_system_that_replied_just_before_its_end(
+    systems: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systems()
+    answers = [True, False]
+    monkeypatch.setattr(RunningSystem, "is_ending", lambda system: answers.pop(0))
+    tq.init()
+    assert not answers
+    tq.kv_put("k", "p", {"x": 1})
+
+
 def test_with_strict_an_unknown_key_is_an_error_of_init(systems: Any) -> None:
     with pytest.raises(tq.InvalidArgumentError, match=r"controller\.samplr: unknown; did you mean controller\.sampler"):
         tq.init({"strict": True, "controller": {"samplr": "RankAwareSampler"}})

@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -183,26 +184,65 @@ def end_at_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# ---------------------------------------------------------------- a raw stream between two namespaces
+# ---------------------------------------------------------------- raw streams between two namespaces
+
+SO_MAX_PACING_RATE = 47
+PIDFD_GETFD = 438  # the number of the system call, the same on all machines
 
 
-def send_raw(address: str, nbytes: int, turns: int) -> int:
-    """Listen, and send this number of bytes to each peer that connects, from warm memory."""
-    memory = bytearray(os.urandom(1 << 20) * (nbytes >> 20))
-    listener = socket.create_server((address, RAW_PORT))
-    with listener:
+def limit_listeners(processes: list[int], pace: int) -> None:
+    """Limit each connection that processes of a node accept from now on to this number of bytes a second.
+
+    A connection takes this option from its listening socket. The caller is in the namespace of the node.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for process in map(psutil.Process, processes):
+        descriptor = os.pidfd_open(process.pid)
+        for each in process.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN:
+                with socket.socket(fileno=libc.syscall(PIDFD_GETFD, descriptor, each.fd, 0)) as listener:
+                    listener.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
+        os.close(descriptor)
+
+
+def send_raw(address: str, nbytes: int, turns: int, streams: int = 1, pace: int | None = None) -> int:
+    """Listen, and send this number of bytes in equal parts to this number of peers, from warm memory."""
+    memory = memoryview(bytearray(os.urandom(1 << 20) * (nbytes >> 20)))[: nbytes // streams]
+
+    def send(peer: socket.socket) -> None:
+        with peer:
+            peer.recv(1)
+            peer.sendall(memory)
+
+    with socket.create_server((address, RAW_PORT)) as listener, ThreadPoolExecutor(streams) as pool:
+        if pace is not None:
+            listener.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
         for _ in range(turns):
-            peer, _ = listener.accept()
-            with peer:
-                peer.recv(1)
-                peer.sendall(memory)
+            list(pool.map(send, [listener.accept()[0] for _ in range(streams)]))
     return nbytes
 
 
-def receive_raw(address: str, nbytes: int) -> float:
-    """Return the seconds that this number of bytes from `send_raw` takes."""
+def receive_raw(address: str, nbytes: int, streams: int = 1) -> float:
+    """Return the seconds that this number of bytes from `send_raw` takes over this number of streams."""
     memory = memoryview(bytearray(nbytes))
     memory[:] = bytes(nbytes)  # touched
+    size = nbytes // streams
+
+    def receive(peer: socket.socket, at: int) -> None:
+        with peer:
+            peer.sendall(b"g")
+            end = at + size
+            while at < end:
+                at += peer.recv_into(memory[at:end])
+
+    with ThreadPoolExecutor(streams) as pool:
+        peers = [_connect(address) for _ in range(streams)]
+        begun = time.perf_counter()
+        list(pool.map(receive, peers, range(0, nbytes, size)))
+        return time.perf_counter() - begun
+
+
+def _connect(address: str) -> socket.socket:
     limit = time.monotonic() + SECONDS
     while True:
         try:
@@ -210,11 +250,5 @@ def receive_raw(address: str, nbytes: int) -> float:
             break
         except ConnectionRefusedError:
             assert time.monotonic() < limit
-    with peer:
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        begun = time.perf_counter()
-        peer.sendall(b"g")
-        at = 0
-        while at < nbytes:
-            at += peer.recv_into(memory[at:])
-        return time.perf_counter() - begun
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from echo import KEY, Driver, EchoService, Running, drivers, until
@@ -26,6 +29,7 @@ from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call, Outcome, Pause, Request, Together, Work, replies_of
+from transfer_queue.net.drivers import blocking_driver
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session
@@ -51,8 +55,15 @@ class Meeting(EchoService):
         return Outgoing(peer, outgoing.body, [memoryview(b"\7" * self._payload)]) if self._payload else outgoing
 
 
+@pytest.fixture(params=[1, 4], autouse=True, ids=["one thread", "threads"])
+def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of threads of all calls, also small ones."""
+    monkeypatch.setattr(blocking_driver, "max_streams", lambda: request.param)
+    monkeypatch.setattr(blocking_driver, "LARGE_TRANSFER", 0)
+
+
 class Servers:
-    """So many of them, which one session reaches as units."""
+    """These servers, which one session reaches as units."""
 
     def __init__(self, folder: Path, count: int, payload: int = 0, tls: bool = False) -> None:
         barrier = threading.Barrier(count)
@@ -171,20 +182,48 @@ def test_a_closed_session_ends_all_of_them(two: Servers) -> None:
     assert all(isinstance(call.outcome, NotInitializedError) for call in calls)
 
 
-def test_who_is_interrupted_leaves_nothing_open(two: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(tries: Iterable[object]) -> None:
-        raise KeyboardInterrupt
+def test_who_is_interrupted_leaves_nothing_open(two: Servers) -> None:
+    """Of a call in another thread, too, which waits for its reply at that time."""
 
+    def interrupt() -> None:
+        until(lambda: all(running.service.parked for running in two.running))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = [Request(("unit", number), Claim("p", "t", ["f"], 1), 100.0) for number in range(2)]
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(two.session, at_once(waiting))
+    thread.join()
     calls = [Request(("unit", number), CreatePartition("x")) for number in range(2)]
-    with monkeypatch.context() as patch:
-        patch.setattr("transfer_queue.net.drivers.blocking_driver._receive", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run_blocking(two.session, at_once(calls))
     sequence, frame = two.session.begin_request(ListPartitions())
     assert envelope(frame).acknowledged == sequence - 1
     two.session.finish(sequence)
     until(lambda: not any(running.service.peers for running in two.running))
     assert run_blocking(two.session, at_once(calls)) == [Done("x")] * 2
+
+
+def test_an_error_of_a_thread_is_the_callers(two: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(tries: Sequence[Any]) -> None:
+        if len(tries) == 2 or threading.current_thread() is not threading.main_thread():
+            raise MemoryError
+
+    calls = [Request(("unit", number), CreatePartition("x")) for number in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(blocking_driver, "_transfer", failing)
+        with pytest.raises(MemoryError):
+            run_blocking(two.session, at_once(calls))
+    assert run_blocking(two.session, at_once(calls)) == [Done("x")] * 2
+
+
+def test_calls_end_also_if_no_thread_can_be_started(two: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = [Request(("unit", number % 2), CreatePartition(f"{number}")) for number in range(5)]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        assert run_blocking(two.session, at_once(calls)) == [Done(f"{number}") for number in range(5)]
 
 
 def test_a_payload_of_another_length_is_an_error_of_the_server(tmp_path: Path) -> None:

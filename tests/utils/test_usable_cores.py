@@ -12,7 +12,7 @@ import torch
 import transfer_queue as tq
 import warm
 from transfer_queue.config import environment
-from transfer_queue.config.environment import RANKS_OF_NODE, cgroup_quota, copy_threads
+from transfer_queue.config.environment import RANKS_OF_NODE, cgroup_quota, copy_threads, max_streams
 
 
 @pytest.fixture(autouse=True)
@@ -54,27 +54,29 @@ def test_without_cgroups_there_is_no_quota(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cores", "quota", "ranks", "threads"),
+    ("cores", "quota", "ranks", "threads", "streams"),
     [
-        (1, math.inf, None, 1),
-        (2, math.inf, None, 2),
-        (2, math.inf, 8, 2),
-        (16, math.inf, None, 16),
-        (16, math.inf, 8, 2),
-        (128, 4.0, None, 4),
-        (128, 0.5, None, 1),
-        (128, math.inf, None, 16),
-        (128, math.inf, 8, 16),
-        (64, math.inf, 8, 8),
+        (1, math.inf, None, 1, 1),
+        (2, math.inf, None, 2, 1),
+        (2, math.inf, 8, 2, 1),
+        (7, math.inf, None, 7, 1),
+        (8, math.inf, None, 8, 2),
+        (16, math.inf, None, 16, 4),
+        (16, math.inf, 8, 2, 1),
+        (128, 4.0, None, 4, 1),
+        (128, 0.5, None, 1, 1),
+        (128, math.inf, None, 16, 8),
+        (128, math.inf, 8, 16, 4),
+        (64, math.inf, 8, 8, 2),
     ],
 )
 @pytest.mark.parametrize("variable", [each.name for each in RANKS_OF_NODE])
-def test_the_threads_of_a_copy(monkeypatch, variable, cores, quota, ranks, threads):
+def test_the_threads_of_a_copy_and_the_streams_to_a_node(monkeypatch, variable, cores, quota, ranks, threads, streams):
     monkeypatch.setattr(environment.os, "sched_getaffinity", lambda pid: range(cores))
     monkeypatch.setattr(environment, "cgroup_quota", lambda: quota)
     if ranks is not None:
         monkeypatch.setenv(variable, str(ranks))
-    assert copy_threads() == threads
+    assert (copy_threads(), max_streams()) == (threads, streams)
 
 
 def test_what_another_program_writes_into_its_variable_is_ignored(monkeypatch):

@@ -153,7 +153,7 @@ def find_system_that_replies(name: str | None) -> RunningSystem:
         AttachError: No system is running under this name, or only stopped processes of it are left.
     """
     system = find_system(name)
-    if system.is_abandoned():
+    if system.is_ending() and system.describe_stopped():
         raise AttachError(f"the system {system.name!r} cannot reply: {system.describe_stopped()}, and start it again")
     return system
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.remote_io import fetch_remote, receive_pieces
+from transfer_queue.client.data.remote_io import Streams, fetch_remote, receive_pieces
 from transfer_queue.client.data.store_io import StoreConnections
+from transfer_queue.config.environment import max_streams
 from transfer_queue.config.settings import Settings
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import (
@@ -130,6 +131,8 @@ class Units:
         """The units with arenas in memory on this node."""
         self.unreachable: set[int] = set()
         """The units on other nodes that could not be reached at the last request."""
+        self._reads, self.writes = (Streams(max_streams(), lambda: session.clock()) for _ in range(2))
+        """The streams of reads from units on other nodes, and of writes to them."""
         self.stores = StoreConnections()
         self._near: Mapping[str, StoreAddress] = {}
         """Backend -> the address of its external store for this node."""
@@ -229,9 +232,8 @@ class Units:
         in_arenas = any(unit in self.remote and not self.known[unit].store for unit in units)
         try:
             addresses = {unit: self.known[unit].remote if unit in self.remote else "" for unit in self._elsewhere}
-            return (
-                yield from fetch_remote(reply, addresses, self._keepers, self.memory, partial(self._receive, patient))
-            )
+            receive = partial(self._receive, patient)
+            return (yield from fetch_remote(reply, addresses, self._keepers, self.memory, receive, self._reads))
         except UnitLostError:
             return None
         except ConnectionLostError:
@@ -282,11 +284,13 @@ class Units:
         self.unreachable.discard(unit)
         return UnitLostError(f"storage unit {unit} is lost with its node: {error}")
 
-    def _receive(self, patient: bool, ranges: RemoteRanges, pieces: RangePieces, buffer: U8) -> Operation[bool]:
+    def _receive(
+        self, patient: bool, ranges: RemoteRanges, pieces: RangePieces, buffer: U8, most: int
+    ) -> Operation[bool]:
         """Read the pieces of one unit from its store or from its node. For `patient` see `watch_lost`."""
         external = self.external_store(pieces.unit)
         if external is None:
-            operation = receive_pieces(ranges, pieces, buffer)
+            operation = receive_pieces(ranges, pieces, buffer, most)
         else:
             operation = store_io.read(*external, ranges, pieces, buffer, self.settings.call_timeout)
         return (yield from self.watch_lost(operation, patient))

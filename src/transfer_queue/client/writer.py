@@ -20,7 +20,7 @@ from transfer_queue.client.conversion.arguments import Columns, DataParser, chec
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.device_copies import KIND, MIN_REGISTERED
 from transfer_queue.client.data.extent_allocator import aligned
-from transfer_queue.client.data.remote_io import UnitSilentError, write_remote
+from transfer_queue.client.data.remote_io import UnitSilentError, in_parallel, write_remote
 from transfer_queue.client.space import FREEING_SECONDS, BlockGroup
 from transfer_queue.client.tracing import trace_put
 from transfer_queue.errors import (
@@ -249,11 +249,18 @@ class Writer:
 
     def _write_remote(self, place: Reserved, written: U8, replaceable: bool) -> Operation[None]:
         """Send a block to a unit on another node, which is the last choice from now on if it does not reply in time."""
+        unit, streams = place.unit, self._units.writes
+        number = streams.numbers({unit: len(written)})[unit]
+        size = aligned(-(-len(written) // number))
+        parts = [(place.part(at, size), written[at : at + size]) for at in range(0, len(written), size)]
+        writes = (write_remote(part, of_part, replaceable, number) for part, of_part in parts)
+        begun = streams.clock()
         try:
-            yield from self._units.watch_lost(write_remote(place, written, replaceable))
+            yield from in_parallel([self._units.watch_lost(each) for each in writes])
         except UnitSilentError:
-            self._units.unreachable.add(place.unit)
+            self._units.unreachable.add(unit)
             raise
+        streams.note(unit, number, len(written), streams.clock() - begun)
 
 
 def _place_blocks(group: Sequence[EncodedBlock], reserved: Reserved) -> list[tuple[EncodedBlock, Reserved]]:

@@ -272,6 +272,9 @@ otel_traces_protocol = text_variable(
 
 MOST = 16
 """The largest number of threads of a copy: more do not copy faster than the memory of a node allows."""
+MAX_STREAMS = 8
+CORES_PER_STREAM = 4
+"""The cores of a process for each stream between nodes: both ends of a stream need a core, and others share them."""
 
 
 def usable_cores() -> int:
@@ -286,8 +289,17 @@ def copy_threads() -> int:
     The ranks of a training on this node share the cores. Each has two threads, if there are two cores.
     """
     cores = usable_cores()
-    ranks = max([1, *(variable() for variable in RANKS_OF_NODE)])
-    return min(MOST, max(min(2, cores), cores // ranks))
+    return min(MOST, max(min(2, cores), cores // _rank_count()))
+
+
+def max_streams() -> int:
+    """Return how many streams at once may carry the bytes between this process and another node: 1 below 8 cores."""
+    return max(1, min(MAX_STREAMS, usable_cores() // _rank_count() // CORES_PER_STREAM))
+
+
+def _rank_count() -> int:
+    """Return the number of ranks that share the cores of this node."""
+    return max([1, *(variable() for variable in RANKS_OF_NODE)])
 
 
 @lru_cache

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from harness import Harness, column, through_file
+from harness import Harness, column, rows_of, through_file
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from differential import stateful
-from transfer_queue.errors import StalenessError
+from transfer_queue.errors import InvalidArgumentError, StalenessError
 from transfer_queue.messages.claims import ClaimReply, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.partitions import CreatePartition, SetPolicyVersion
@@ -28,62 +28,104 @@ WHICH = st.lists(st.integers(0, 40), min_size=1, max_size=4, unique=True)
 
 @dataclass(eq=False)
 class Row:
-    """What the model knows of a row. version: its tag; None without a value."""
+    """What the model knows of a row. version: its tag; None without a value. skipped: the tasks that skip it."""
 
     index: int
     version: int | None
     consumed: set[str] = field(default_factory=set)
     claimed: set[str] = field(default_factory=set)
-    skipped: bool = False
-    finished_in: int = -1
+    skipped: set[str] = field(default_factory=set)
     gone: bool = False
-
-    def counts(self, sets: int) -> bool:
-        """The rule: it is neither finished nor dropped nor skipped, or it was finished since the version was set."""
-        return self.finished_in == sets or (self.finished_in < 0 and not self.skipped and not self.gone)
 
 
 class Admission(RuleBasedStateMachine):
     @initialize(
         staleness=st.integers(0, 2),
         first=st.sampled_from([0, 1, 500]),
-        tasks=st.sampled_from([("train", []), ("", ["train"]), ("", ["train", "reward"])]),
+        tasks=st.sampled_from(
+            [("", []), ("train", []), ("", ["train"]), ("", ["train", "reward"]), ("train", ["reward", "train"])]
+        ),
+        poison=st.booleans(),
     )
-    def create(self, staleness: int, first: int, tasks: tuple[str, list[str]]) -> None:
-        self.h = Harness(SequentialSampler())
-        self.staleness, self.version, self.sets = staleness, first, 0
-        self.finishing = [tasks[0]] if tasks[0] else tasks[1]
+    def create(self, staleness: int, first: int, tasks: tuple[str, list[str]], poison: bool) -> None:
+        self.h = Harness(SequentialSampler(), max_deliveries=int(poison))
+        self.staleness, self.version, self.poison = staleness, first, poison
+        self.finished = 0  # since the version was set
+        self.named = [tasks[0]] if tasks[0] else tasks[1]
         self.frees = tasks[1]
+        self.seen: set[str] = set()  # tasks that have had rows
+        self.waits: tuple[int, int] | None = None  # a put that waits: its sequence and its rows
         options = PartitionOptions(
             max_staleness=staleness, rows_per_version=ROWS, trained_by=tasks[0], free_when=tasks[1]
         )
         self.h.ask(CreatePartition("p", 0, options, first))
         self.rows: list[Row] = []
         self.leases: list[tuple[str, ClaimReply]] = []
+        self.unseen: list[tuple[str, ClaimReply, int]] = []  # batches that were not handed over, and their version
 
     @property
     def limit(self) -> int:
         return (self.staleness + 1) * ROWS
 
+    @property
+    def finishing(self) -> set[str]:
+        """The tasks that must have consumed a row: without a name, all that have had rows."""
+        return set(self.named) or self.seen
+
+    def is_finished(self, row: Row) -> bool:
+        return bool(self.finishing) and self.finishing <= row.consumed
+
+    def unfinished(self) -> int:
+        """The rule: rows count that are neither finished nor dropped nor skipped."""
+        return sum(not (row.gone or row.skipped or self.is_finished(row)) for row in self.rows)
+
     def counted(self) -> int:
-        return sum(row.counts(self.sets) for row in self.rows)
+        """They count beside those that were finished since the version was set."""
+        return self.unfinished() + self.finished
+
+    def finished_rows(self) -> set[int]:
+        return {row.index for row in self.rows if not row.gone and not row.skipped and self.is_finished(row)}
+
+    def note_changed_tasks(self, before: set[int]) -> None:
+        """What is not finished any more is taken from what was finished at this version, as far as there is any."""
+        after = self.finished_rows()
+        self.finished += len(after - before) - min(self.finished, len(before - after))
 
     # ------------------------------------------------------------ events
 
     @rule(count=COUNT, behind=st.integers(0, 3), reserve=st.booleans())
     def add(self, count: int, behind: int, reserve: bool) -> None:
         """A producer puts samples of an older version, or reserves rows."""
-        count = min(count, self.limit)
+        if self.waits is not None:
+            return
         tag = max(0, self.version - behind)
         tags = [{"policy_version": tag}] * count
         request = Reserve("p", count, None, 0) if reserve else self.h.publish(count, tags=tags)
-        if self.counted() + count > self.limit:
-            with pytest.raises(StalenessError):
+        if count > self.limit or self.counted() + count > self.limit:
+            with pytest.raises(InvalidArgumentError if count > self.limit else StalenessError):
                 self.h.ask(request)
             return
         self.h.ask(request)
         first = self.h.state.next_index - count
         self.rows += [Row(first + at, None if reserve else tag) for at in range(count)]
+
+    @rule(count=COUNT)
+    def add_later(self, count: int) -> None:
+        """Another producer waits until there is space for its samples, which have no version."""
+        if self.waits is None and count <= self.limit:
+            self.request = self.h.publish(count, name="v", tags=[{"policy_version": 1 << 20}] * count, wait=1e9)
+            self.waits = self.h.send(self.request, "v"), count
+
+    @invariant()
+    def a_put_waits_only_for_space(self) -> None:
+        if not hasattr(self, "h") or self.waits is None:
+            return
+        sequence, count = self.waits
+        if self.h.parked(sequence, "v"):
+            assert self.counted() + count > self.limit
+            return
+        self.rows += [Row(index, 1 << 20) for index in rows_of(self.h.reply(sequence, "v"))]
+        self.waits = None
 
     @rule()
     def publish_reserved(self) -> None:
@@ -95,24 +137,28 @@ class Admission(RuleBasedStateMachine):
             for row in found:
                 row.version = self.version
 
-    @rule(task=TASK, count=COUNT, lease=st.booleans())
-    def claim(self, task: str, count: int, lease: bool) -> None:
-        reply = self.h.result(self.h.claim(count, task, lease=5.0 if lease else None, name=task), task)
+    @rule(new=st.integers(0, 3), task=TASK, count=COUNT, kind=st.sampled_from(["", "lease", "unseen"]))
+    def claim(self, new: int, task: str, count: int, kind: str) -> None:
+        """Most claims come after a put, because a claim of nothing shows nothing."""
+        if new:
+            self.add(new, 0, False)
+        lease = 5.0 if kind == "lease" else None
+        reply = self.h.result(self.h.claim(count, task, lease=lease, name=task, hand_over=kind == "unseen"), task)
         offered = [row for row in self.rows if self.is_ready(row, task)]
-        for row in offered:
-            if self.version - row.version > self.staleness:
-                self.consume(row, task, skipped=True)
+        self.skip(task, [row for row in offered if self.is_old(row)])
         fresh = [row for row in offered if self.is_ready(row, task)]
         taken = fresh[:count] if len(fresh) >= count else []
         assert [row.index for row in taken] == list(memoryview(reply.rows).cast("q")), "in order, and none that is old"
+        self.note_task(task, taken)
         for row in taken:
-            assert self.version - row.version <= self.staleness
             if lease:
                 row.claimed.add(task)
             else:
                 self.consume(row, task)
         if lease and taken:
             self.leases.append((task, reply))
+        if kind == "unseen" and taken:
+            self.unseen.append((task, reply, self.version))
         self.note_freed()
 
     def note_freed(self) -> None:
@@ -125,12 +171,29 @@ class Admission(RuleBasedStateMachine):
     def is_ready(self, row: Row, task: str) -> bool:
         return row.version is not None and not row.gone and task not in row.consumed | row.claimed
 
-    def consume(self, row: Row, task: str, skipped: bool = False) -> None:
+    def is_old(self, row: Row) -> bool:
+        return row.version is not None and self.version - row.version > self.staleness
+
+    def note_task(self, task: str, rows: list[Row]) -> None:
+        """A task has its first rows."""
+        if rows:
+            before = self.finished_rows()
+            self.seen.add(task)
+            self.note_changed_tasks(before)
+
+    def consume(self, row: Row, task: str) -> None:
+        before = self.is_finished(row)
         row.consumed.add(task)
         row.claimed.discard(task)
-        row.skipped |= skipped and row.finished_in < 0
-        if row.finished_in < 0 and not row.skipped and self.finishing and row.consumed >= set(self.finishing):
-            row.finished_in = self.sets
+        self.finished += not before and not row.skipped and not row.gone and self.is_finished(row)
+
+    def skip(self, task: str, rows: list[Row]) -> None:
+        """The task never gets these rows. They make space at once, unless they are finished."""
+        for row in rows:
+            row.skipped.add(task)
+        self.note_task(task, rows)
+        for row in rows:
+            self.consume(row, task)
 
     @rule(which=WHICH, ack=st.booleans())
     def end_lease(self, which: list[int], ack: bool) -> None:
@@ -138,13 +201,31 @@ class Admission(RuleBasedStateMachine):
             return
         task, reply = self.leases.pop(which[0] % len(self.leases))
         named = {*memoryview(reply.rows).cast("q")}
-        (self.h.ack if ack else self.h.nack)(reply, name=task)
-        for row in self.rows:
-            if row.index in named and task in row.claimed:
-                row.claimed.discard(task)
-                if ack:
-                    self.consume(row, task)
+        rows = [row for row in self.rows if row.index in named and task in row.claimed]
+        counts = (self.h.ack if ack else self.h.nack)(reply, name=task)
+        assert counts == bool(rows)
+        for row in rows:
+            row.claimed.discard(task)
+            if ack:
+                self.consume(row, task)
+        if self.poison and not ack:
+            self.skip(task, rows)
         self.note_freed()
+
+    @rule(which=WHICH)
+    def take_back(self, which: list[int]) -> None:
+        """What was not handed over is ready again, and was not finished at this version."""
+        if not self.unseen:
+            return
+        task, reply, version = self.unseen.pop(which[0] % len(self.unseen))
+        before = self.finished_rows()
+        self.h.notify(task, returned=[("p", reply.token)])
+        rows = {*memoryview(reply.rows).cast("q")}
+        for row in self.rows:
+            if row.index in rows:
+                row.consumed.discard(task)
+        if version == self.version:
+            self.finished -= len(before - self.finished_rows())
 
     @rule(which=WHICH, drop=st.booleans())
     def remove(self, which: list[int], drop: bool) -> None:
@@ -161,28 +242,33 @@ class Admission(RuleBasedStateMachine):
     @rule(jump=st.sampled_from([1, 1, 1, 2, 7]))
     def set_version(self, jump: int) -> None:
         self.version += jump
-        self.sets += 1
+        self.finished = 0
         self.h.ask(SetPolicyVersion("p", self.version))
 
     @rule(task=TASK)
     def finish(self, task: str) -> None:
         """The next fetch finishes the rows of the one before; they are freed if no task needs them."""
         self.h.dealt(100, task, name=task)
-        for row in self.rows:
-            if self.is_ready(row, task) and self.version - row.version > self.staleness:
-                self.consume(row, task, skipped=True)
+        self.skip(task, [row for row in self.rows if self.is_ready(row, task) and self.is_old(row)])
         self.note_freed()
 
     @rule(task=TASK)
     def reset(self, task: str) -> None:
-        """The harness recounts. What is ready again is not finished, and no task has skipped it for this one."""
-        if any(task in row.consumed | row.claimed for row in self.rows):
-            return  # `test_limits` has this case
+        """What is ready again is not finished, and no task has skipped it for this one."""
+        before = self.finished_rows()
         self.h.ask(ResetConsumption("p", task))
+        for row in self.rows:
+            for tasks in (row.consumed, row.claimed, row.skipped):
+                tasks.discard(task)
+        self.seen.discard(task)
+        self.unseen = [batch for batch in self.unseen if batch[0] != task]
+        self.note_changed_tasks(before)
 
     @rule()
     def restart(self) -> None:
         self.h.restart()
+        if self.waits is not None:
+            self.h.send(self.request, "v", self.waits[0])
 
     # ------------------------------------------------------------ after every event
 
@@ -191,8 +277,7 @@ class Admission(RuleBasedStateMachine):
         if not hasattr(self, "h"):
             return
         window = self.h.state.partitions["p"].window
-        assert window.counted == self.counted()
-        assert window.counted <= self.limit
+        assert (window.unfinished, window.finished) == (self.unfinished(), self.finished)
         again = through_file(self.h.state).partitions["p"].window
         assert (again.unfinished, again.finished) == (window.unfinished, window.finished)
 

@@ -54,6 +54,10 @@ def writers(h: Harness, began: int) -> list[list[str]]:
     return [[put.client for put in record.puts] for record in h.records[began:] if isinstance(record, SamplesPut)]
 
 
+def own_keys(name: str, count: int) -> list[str]:
+    return [f"{name} {number}" for number in range(count)]
+
+
 def results(h: Harness, puts: list[tuple[str, Publish]], sequences: list[int]) -> list[Any]:
     return [h.result(sequence, name) for (name, _), sequence in zip(puts, sequences, strict=True)]
 
@@ -62,7 +66,7 @@ def test_new_rows_of_several_clients_are_one_record(h: Harness) -> None:
     began = len(opened(h).records)
     first, counts = h.state.next_index, [1, 3, 1, 2]
     puts = [
-        put_of(h, name, count, keys=[f"{name} {i}" for i in range(count)], tags=[{"n": i} for i in range(count)])
+        put_of(h, name, count, keys=own_keys(name, count), tags=[{"n": i} for i in range(count)])
         for name, count in zip(CLIENTS, counts, strict=False)
     ]
     got = [rows_of(reply) for reply in results(h, puts, h.send_together(puts))]
@@ -78,6 +82,34 @@ def test_new_rows_of_several_clients_are_one_record(h: Harness) -> None:
     names = {number: name for name, number in partition.owners.items()}
     owners = [names[number] for number in partition.rows.chunks[0].owner[first : first + 7].tolist()]
     assert owners == [name for name, count in zip(CLIENTS, counts, strict=False) for _ in range(count)]
+
+
+@pytest.mark.parametrize("target", ["keys", "rows"])
+@pytest.mark.parametrize("with_values", [True, False], ids=["values", "tags"])
+def test_updates_of_several_clients_are_one_record(h: Harness, target: str, with_values: bool) -> None:
+    for name in CLIENTS:
+        h.ask(put_of(h, name, 2, keys=own_keys(name, 2), tags=[{"old": 1}] * 2)[1], name)
+    began, published = len(h.records), h.controller.context.measures.counters["published_rows"]
+    puts = []
+    for number, name in enumerate(CLIENTS):
+        named = {"keys": own_keys(name, 2)} if target == "keys" else {"rows": [2 * number, 2 * number + 1]}
+        tags = [{"n": 10 + number}, {"n": 20 + number}]
+        _, request = put_of(h, name, 2, **named, tags=tags, replace_tags=name == CLIENTS[-1])
+        puts.append((name, request if with_values else msgspec.structs.replace(request, block=None, closes=[])))
+    got = results(h, puts, h.send_together(puts))
+    assert writers(h, began) == [CLIENTS[:-1], CLIENTS[-1:]]
+    assert [rows_of(reply) for reply in got] == [[2 * number, 2 * number + 1] for number in range(len(CLIENTS))]
+    expected = [{"old": 1, "n": ten + n} for n in range(len(CLIENTS) - 1) for ten in (10, 20)]
+    tags = h.state.partitions["p"].tags_of(np.arange(2 * len(CLIENTS)))
+    assert tags == [*expected, {"n": 15}, {"n": 25}]
+    assert h.controller.context.measures.counters["published_rows"] - published == (12 if with_values else 0)
+
+
+def test_updates_of_the_same_sample_are_carried_out_one_by_one(h: Harness) -> None:
+    h.put(1, keys=["k"])
+    puts = [(name, Publish("p", 1, keys=["k"], tags=[{name: 1}])) for name in CLIENTS]
+    assert all(results(h, puts, h.send_together(puts)))
+    assert h.state.partitions["p"].tags_of(np.arange(1)) == [dict.fromkeys(CLIENTS, 1)]
 
 
 def test_puts_of_other_partitions_and_schemas_are_decided_apart(h: Harness) -> None:
@@ -206,7 +238,9 @@ OPTIONS = st.fixed_dictionaries(
         "client": st.sampled_from(CLIENTS),
         "count": st.sampled_from([1, 1, 1, 2, 3]),
         "fields": st.sampled_from([("x",), ("x",), FIELDS]),
-        "keys": st.sampled_from(["", "", "new", "same"]),
+        "target": st.sampled_from(["", "", "new", "same", "own", "own", "rows"]),
+        "values": st.sampled_from([True, True, False]),
+        "replace_tags": st.booleans(),
         "tags": st.sampled_from([None, [{}], [{"n": 1}], [{"n": 2, "s": "a"}], [{"n": DELETE}], [None]]),
         "groups": st.sampled_from([False, False, False, True]),
         "shape": st.integers(1, 3),
@@ -220,24 +254,32 @@ OPTIONS = st.fixed_dictionaries(
 def test_any_puts_have_the_results_that_they_have_one_after_the_other(turns: list[list[dict[str, Any]]]) -> None:
     one, two = Harness(PrioritySampler("n")), Harness(PrioritySampler("n"))
     for h in (one, two):
-        opened(h)
+        for name in CLIENTS:
+            h.ask(put_of(h, name, 3, keys=own_keys(name, 3))[1], name)
         h.claim(2, fields=["x"])
-    names = 0
+    names, with_values = 0, set(one.live())
     for turn in turns:
         puts: dict[Harness, list[tuple[str, Publish]]] = {one: [], two: []}
         for put in turn:
-            count = put["count"]
+            count, target = put["count"], put["target"]
             names += count
-            keys = [f"k{names + i}" for i in range(count)] if put["keys"] == "new" else ["k0", "k1", "k2"][:count]
+            keys = {
+                "new": [f"k{names + i}" for i in range(count)],
+                "same": ["k0", "k1", "k2"][:count],
+                "own": own_keys(put["client"], count),
+            }.get(target)
+            first_row = 3 * CLIENTS.index(put["client"])
+            named = range(first_row, first_row + count) if target == "rows" else None
             fields = {name: tensor(shape=(put["shape"],)) if name == "x" else OBJECT for name in put["fields"]}
             for h, sent in puts.items():
-                sent.append(
-                    put_of(
-                        h, put["client"], count, fields, partition=put["partition"],
-                        keys=keys if put["keys"] else None, tags=put["tags"] and put["tags"] * count,
-                        groups=["g"] * count if put["groups"] and not put["keys"] else None,
-                    )
+                name, request = put_of(
+                    h, put["client"], count, fields, partition=put["partition"], keys=keys, rows=named,
+                    tags=put["tags"] and put["tags"] * count, replace_tags=put["replace_tags"],
+                    groups=["g"] * count if put["groups"] and not target else None,
                 )  # fmt: skip
+                if put["tags"] is not None and not put["values"]:
+                    request = msgspec.structs.replace(request, block=None, closes=[])
+                sent.append((name, request))
         first = dict(zip((name for name, _ in puts[one]), one.send_together(puts[one]), strict=True))
         ordered = group_puts([Caller(name, 0, RequestEnvelope(1, 0, request)) for name, request in puts[two]])
         for caller in [caller for some in ordered for caller in some]:
@@ -245,7 +287,10 @@ def test_any_puts_have_the_results_that_they_have_one_after_the_other(turns: lis
             got, expected = one.reply(first[caller.client], caller.client), two.reply(sequence, caller.client)
             assert type(got) is type(expected)
             assert isinstance(got, Failure) or unversioned(got) == unversioned(expected)
-        rows = one.live()
+            request = caller.envelope.body
+            if not isinstance(got, Failure) and request.block is not None and request.partition == "p":
+                with_values |= set(rows_of(got))
+        rows = sorted(with_values & set(one.live()))
         assert one.lookup(rows, ["x"]) == two.lookup(rows, ["x"])
         contents = content_of(one), content_of(two)
         for content in contents:

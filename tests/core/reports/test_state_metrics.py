@@ -64,6 +64,22 @@ def test_bytes_of_partitions_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> No
     assert tiers == {"old": {"memory": 10}, "q": {"store": 40}}
 
 
+def test_a_claim_that_arrives_between_two_steps_has_waited_for_no_negative_time(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the partitions is reported by name, one together with others."""
+    monkeypatch.setattr(status, "NAMED", 1)
+    for number in range(2):
+        h.put(1, partition=f"p{number}")
+    steps = measure(h.controller.context, 1.0)
+    next(steps)
+    h.tick(3.0)
+    for number in range(2):
+        h.claim(1, fields=["y"], partition=f"p{number}", wait=100.0)
+    found = finished(steps).partitions
+    assert [task.longest_wait for partition in found for task in partition.tasks] == [0.0, 0.0]
+
+
 def test_partitions_dropped_between_two_steps_are_left_out(h: Harness) -> None:
     for number in range(3):
         h.put(2, partition=f"p{number}")

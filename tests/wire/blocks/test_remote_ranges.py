@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.encode import encode_columns
 from transfer_queue.wire.blocks.gather import gather
-from transfer_queue.wire.blocks.remote_ranges import find_remote
+from transfer_queue.wire.blocks.remote_ranges import RangePieces, find_remote
 
 ARENA = 1 << 16
 
@@ -55,3 +57,24 @@ def test_columns_of_different_lengths_are_refused() -> None:
     blocks = Blocks(bytes(8), bytes(8), bytes(16), bytes(16), bytes(8), bytes(8), bytes(8), [[]], [b""])
     with pytest.raises(ProtocolError, match="differ in length"):
         find_remote(LookupReply(0, [], blocks, []), {0})
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 9))
+def test_pieces_are_divided_into_equal_parts(sizes: list[int], count: int) -> None:
+    """Each byte is in one part, and comes from and goes to the same places."""
+    lengths = np.array(sizes)
+    at = np.cumsum(lengths) - lengths
+    whole = RangePieces(3, at * 2 + 7, lengths, at * 3)
+    count = min(count, whole.nbytes)
+
+    def places(pieces: RangePieces) -> list[tuple[int, int]]:
+        columns = zip(pieces.starts.tolist(), pieces.at.tolist(), pieces.lengths.tolist(), strict=True)
+        return [(start + n, at + n) for start, at, length in columns for n in range(length)]
+
+    parts = whole.divide(count)
+    assert len(parts) == count
+    assert {part.unit for part in parts} == {3}
+    assert [place for part in parts for place in places(part)] == places(whole)
+    assert {part.nbytes - whole.nbytes // count for part in parts} <= {0, 1}
+    assert all((part.lengths > 0).all() for part in parts)

@@ -6,6 +6,7 @@ Bytes are received directly into the memory in which they are used: entire field
 from __future__ import annotations
 
 import mmap
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -37,12 +38,19 @@ MIN_AT_ONCE = 16 << 20
 """The least bytes of each of these requests."""
 
 
-Receive = Callable[[RemoteRanges, RangePieces, U8], Generator[Call, AnyReply, bool]]
-"""Reads the pieces of one unit into a buffer. Returns False if the unit does not have them any more."""
+Receive = Callable[[RemoteRanges, RangePieces, U8, int], Generator[Call, AnyReply, bool]]
+"""Reads the pieces of one unit into a buffer, in requests of at most this number of bytes.
+
+Returns False if the unit does not have them any more."""
 
 
 def fetch_remote(
-    reply: LookupReply, units: Mapping[int, str], keepers: Sequence[int], memory: Memory, receive: Receive
+    reply: LookupReply,
+    units: Mapping[int, str],
+    keepers: Sequence[int],
+    memory: Memory,
+    receive: Receive,
+    reads: Streams,
 ) -> Generator[Call, AnyReply, tuple[LookupReply, Memory] | None]:
     """Read the blocks of a lookup that are outside this node's memory.
 
@@ -52,6 +60,7 @@ def fetch_remote(
         keepers: The units of this node, which may have copies, or copy blocks for all readers of the node.
         memory: The arenas of the other units.
         receive: Reads the pieces of one unit; `receive_pieces` for units on other nodes.
+        reads: The streams of reads.
 
     Returns:
         The rewritten reply and the memory to gather from; None if the values must be looked up again.
@@ -63,14 +72,20 @@ def fetch_remote(
     if keepers:
         kept = yield from _use_cached(reply, ranges, pieces, units, keepers)
         if kept is not reply:
-            return (yield from fetch_remote(kept, units, (), memory, receive))
-    buffer = _buffer(ranges.nbytes, sum(each.nbytes for each in pieces))
-    if not (yield from fetch_parallel([receive(ranges, each, buffer) for each in pieces])):
+            return (yield from fetch_remote(kept, units, (), memory, receive, reads))
+    sizes = {each.unit: each.nbytes for each in pieces}
+    buffer = _buffer(ranges.nbytes, sum(sizes.values()))
+    numbers = reads.numbers({unit: nbytes for unit, nbytes in sizes.items() if units[unit]})
+    parts = [part for each in pieces for part in each.divide(numbers.get(each.unit, 1))]
+    most, begun = max(AT_ONCE // len(parts), MIN_AT_ONCE) if parts else AT_ONCE, reads.clock()
+    if not (yield from in_parallel([receive(ranges, part, buffer, most) for part in parts])):
         return None
+    for unit, number in numbers.items():
+        reads.note(unit, number, sizes[unit], reads.clock() - begun)
     return ranges.reply, lambda unit: buffer if unit == HERE else memory(unit)
 
 
-def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
+def in_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
     """Run several operations at once, and return whether all of them return True.
 
     The calls that they yield at the same time are made in parallel. Ends with the first one that returns False or
@@ -151,13 +166,19 @@ class UnitSilentError(WaitTimeoutError):
     """A unit on another node did not reply to a write, which can be made in another unit."""
 
 
-def write_remote(place: Reserved, written: U8, replaceable: bool = False) -> Generator[Call, AnyReply, None]:
+def write_remote(
+    place: Reserved, written: U8, replaceable: bool = False, streams: int = 1
+) -> Generator[Call, AnyReply, bool]:
     """Send bytes to a unit on another node, which writes them to the reserved place.
 
     Args:
         place: The reserved place.
         written: The bytes.
         replaceable: Whether another unit can be used if this one does not reply in time.
+        streams: The number of such writes that share the connection to the unit's node.
+
+    Returns:
+        True, as `in_parallel` expects.
 
     Raises:
         UnitLostError: The unit has taken the space back.
@@ -166,7 +187,7 @@ def write_remote(place: Reserved, written: U8, replaceable: bool = False) -> Gen
     for begin in range(0, len(written), MAX_WRITTEN):
         piece = written[begin : begin + MAX_WRITTEN].data
         request = WriteBytes(place.slot, place.extent, place.offset + begin, place.unit)
-        within = REPLY_SECONDS + len(piece) / SLOWEST if replaceable else None
+        within = REPLY_SECONDS + streams * len(piece) / SLOWEST if replaceable else None
         try:
             answer = yield Request(("unit", place.unit), request, within=within, payload=piece)
         except WaitTimeoutError as error:
@@ -175,6 +196,7 @@ def write_remote(place: Reserved, written: U8, replaceable: bool = False) -> Gen
             raise UnitSilentError(str(error)) from error
         if not isinstance(answer, Done):
             raise ProtocolError(f"storage unit {place.unit} replied to WriteBytes with {type(answer).__name__}")
+    return True
 
 
 def _buffer(nbytes: int, wanted: int) -> U8:
@@ -184,12 +206,11 @@ def _buffer(nbytes: int, wanted: int) -> U8:
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def receive_pieces(ranges: RemoteRanges, pieces: RangePieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
-    """Receive the pieces of one unit. Returns False if the unit does not have them any more."""
+def receive_pieces(ranges: RemoteRanges, pieces: RangePieces, buffer: U8, most: int) -> Generator[Call, AnyReply, bool]:
+    """Receive the pieces of one unit, see `Receive`."""
     in_unit = ranges.is_in_unit(pieces.unit)
     blocks = ranges.offsets[in_unit].tobytes(), ranges.generations[in_unit].tobytes()
     none = np.empty(0, np.int64)
-    most = max(AT_ONCE // len(np.unique(ranges.units)), MIN_AT_ONCE)
     last = RangePieces(pieces.unit, none, none, none)  # checks the generations after the bytes have arrived
     parts = [*_parts(pieces, most), last]
     for part in parts:
@@ -224,3 +245,90 @@ def _parts(pieces: RangePieces, at_once: int) -> Iterator[RangePieces]:
             if done == lengths[first]:
                 first, done = first + 1, 0
         yield RangePieces(pieces.unit, *np.array(taken, np.int64).T)
+
+
+# ---------------------------------------------------------------- streams
+# Large transfers with a unit use several connections at once, each with an equal part of the bytes, if that is faster.
+# Some networks limit the rate of each connection.
+
+MIN_STREAM = 8 << 20
+"""The least bytes of each stream of a transfer."""
+FIRST_STREAMS = 1
+"""The number of streams of the first transfer."""
+GAIN = 1.15
+"""How many times as fast twice the number of streams must be."""
+TRANSFERS = 3
+"""Transfers that are compared. The fastest of them counts, because others are slowed down by what else runs."""
+REST = 32
+"""Times this number of transfers until other numbers are tried again."""
+
+
+class Streams:
+    """The number of streams to each unit, for transfers in one direction.
+
+    Args:
+        most: The largest number of all streams of a transfer.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        self._most = most
+        self.clock = clock
+        self._counts: defaultdict[int, StreamCount] = defaultdict(partial(StreamCount, most))
+
+    def numbers(self, sizes: Mapping[int, int]) -> dict[int, int]:
+        """Return the number of streams to each unit for transfers at the same time of these numbers of bytes."""
+        most = self._most // max(1, len(sizes))
+        return {
+            unit: max(1, min(most, self._counts[unit].number, nbytes // MIN_STREAM)) for unit, nbytes in sizes.items()
+        }
+
+    def note(self, unit: int, number: int, nbytes: int, seconds: float) -> None:
+        """Learn from a transfer that had this number of streams."""
+        if nbytes >= 2 * MIN_STREAM and seconds > 0:
+            self._counts[unit].note(number, nbytes / seconds)
+
+
+class StreamCount:
+    """The number of streams that is the fastest. It tries twice the number, and at times half of it.
+
+    Threads may use it at the same time; they then lose a transfer of those that are compared.
+
+    Args:
+        most: The largest number.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.number = self._kept = min(FIRST_STREAMS, most)
+        """The number for the next transfer: the kept one, which is the fastest, or the one that is tried."""
+        self._rate = 0.0
+        """The rate of the kept number."""
+        self._fastest, self._noted = 0.0, 0
+        """The best rate of the present number in the last transfers, and how many these are."""
+        self._rest = 0
+        self._grows = True
+        """Whether the next number to try is twice the kept one, not half of it."""
+
+    def note(self, number: int, rate: float) -> None:
+        """Learn the rate of a transfer with this number of streams, which is ignored if it is not the present one."""
+        if number != self.number or self._most == 1:
+            return
+        self._fastest, self._noted = max(self._fastest, rate), self._noted + 1
+        if self._noted < TRANSFERS:
+            return
+        rate, self._fastest, self._noted = self._fastest, 0.0, 0
+        if number == self._kept:
+            self._rate = rate
+            self._rest -= 1
+        elif rate >= self._rate * (GAIN if self._grows else 1 / GAIN):
+            self._kept, self._rate = number, rate
+        else:
+            self._reverse()
+        if self._rest <= 0:
+            self.number = self._kept * 2 if self._grows else self._kept // 2
+            if not 1 <= self.number <= self._most:
+                self._reverse()
+
+    def _reverse(self) -> None:
+        self.number, self._grows, self._rest = self._kept, not self._grows, REST

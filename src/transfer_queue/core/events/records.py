@@ -101,7 +101,7 @@ class SamplesPut(Record, frozen=True):
 
     partition: str
     puts: list[WriterPart]
-    """Puts of several clients have one block each, with equal schemas.
+    """Puts of several clients have one block each, with equal schemas, or none; all of their rows are new, or none is.
 
     Empty: only digests are noted, which is no change of the partition (a record of an earlier build).
     """

@@ -133,16 +133,15 @@ def _reply(state: State, request: Publish, decided: DecidedPut) -> PublishReply:
 
 def group_puts(callers: Iterable[Caller]) -> list[list[Caller]]:
     """Return puts of different clients in lists, of which those with several puts may be published at once."""
-    alone: list[list[Caller]] = []
-    several: dict[tuple[str, bool, int], list[Caller]] = {}
+    groups: dict[tuple[object, ...], list[Caller]] = {}
     for caller in callers:
         request = _put_of(caller)
-        if request.block is not None and _is_usual(request, request.block):
-            key = request.partition, request.keys is None, len(request.block.schema)
-            several.setdefault(key, []).append(caller)
-        else:
-            alone.append([caller])
-    return [*alone, *several.values()]
+        key: tuple[object, ...] = caller.waiter
+        if _is_usual(request):
+            fields = 0 if request.block is None else len(request.block.schema)
+            key = request.partition, request.keys is None, request.rows is None, request.replace_tags, fields
+        groups.setdefault(key, []).append(caller)
+    return list(groups.values())
 
 
 def _put_of(caller: Caller) -> Publish:
@@ -151,17 +150,16 @@ def _put_of(caller: Caller) -> Publish:
     return request
 
 
-def _is_usual(request: Publish, block: NewBlock) -> bool:
-    """Whether a put has one block of values and nothing that needs a look at other samples, blocks or locks."""
+def _is_usual(request: Publish) -> bool:
+    """Whether a put has at most one block of values, and nothing that needs a look at other samples or locks."""
+    block = request.block
     return (
-        request.rows is None
-        and request.groups is None
+        request.groups is None
         and request.expected is None
         and request.fence is None
         and not (request.further or request.equal or request.closes or request.converted)
         and not isinstance(request.tags, TagTable)
-        and block.slots is None
-        and not (block.parts or block.copies)
+        and (block is None or (block.slots is None and not (block.parts or block.copies)))
     )
 
 
@@ -184,7 +182,7 @@ def publish_several(context: Context, callers: Sequence[Caller]) -> list[Effect]
         decided = decide(state, puts)
     except TransferQueueError:
         return None
-    if not decided.is_new:
+    if not decided.is_new and decided.positions is None:  # some of the samples are new, some are not
         return None
     context.measures.counters["requests"] += len(callers)
     for caller, (client, request) in zip(callers, puts, strict=True):
@@ -194,15 +192,16 @@ def publish_several(context: Context, callers: Sequence[Caller]) -> list[Effect]
             observe(client, request)
     for record in decided.records:
         context.log.apply(record)
-    context.measures.counters["published_rows"] += len(decided.rows)
+    if puts[0][1].block is not None:
+        context.measures.counters["published_rows"] += len(decided.rows)
     effects: list[Effect] = []
     done = 0
     for caller, (_, request) in zip(callers, puts, strict=True):
-        rows = decided.rows[done : done + request.count]
+        part = slice(done, done + request.count)
         done += request.count
-        effects += context.commit(
-            caller, Decision([], partial(_reply, state, request, msgspec.structs.replace(decided, rows=rows)))
-        )
+        positions = None if decided.positions is None else decided.positions[part]
+        own = msgspec.structs.replace(decided, rows=decided.rows[part], positions=positions)
+        effects += context.commit(caller, Decision([], partial(_reply, state, request, own)))
     return effects
 
 
@@ -231,6 +230,7 @@ def _join(state: State, puts: Sequence[Publish], are_next: bool) -> Publish:
     return msgspec.structs.replace(
         puts[0],
         count=sum(put.count for put in puts),
+        rows=None if puts[0].rows is None else b"".join([put.rows or b"" for put in puts]),
         keys=None if puts[0].keys is None else [key for put in puts for key in put.keys or ()],
         tags=tags if any(put.tags is not None for put in puts) else None,
     )

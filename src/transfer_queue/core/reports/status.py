@@ -49,10 +49,10 @@ AT_ONCE = 64  # other partitions, or units, in one step of a measurement
 def handle_status(context: Context, caller: Caller, request: Status) -> SystemStatus:
     """Reply with the progress of every partition, and the counters including those of the connections."""
     partitions = context.state.partitions.values()
-    return _collect(context, [progress(context, each, context.now) for each in partitions], context.now)
+    return _collect(context, [progress(context, each) for each in partitions])
 
 
-def _collect(context: Context, partitions: list[PartitionProgress], now: float) -> SystemStatus:
+def _collect(context: Context, partitions: list[PartitionProgress]) -> SystemStatus:
     around = {f"connections_{name}": value for name, value in context.measures.server_counters.items()}
     costs = list(context.samplers.costs.values())
     counters = {**context.measures.counters, **around}
@@ -61,8 +61,8 @@ def _collect(context: Context, partitions: list[PartitionProgress], now: float) 
     return msgspec.structs.replace(
         status,
         requests=context.measures.load.timings(),
-        longest=context.measures.load.longest.longest(now),
-        locks=locks.summarize(context.state, now),
+        longest=context.measures.load.longest.longest(context.now),
+        locks=locks.summarize(context.state, context.now),
         mirror=None if mirror is None else mirror.progress(),
         stores=_stores(context),
     )
@@ -95,7 +95,7 @@ def handle_read_progress(context: Context, caller: Caller, request: ReadProgress
                 following = others[-1].number
     named.update((partition.name, partition) for partition in others)
     listed = list(named.values())
-    status = _collect(context, [progress(context, each, context.now) for each in listed], context.now)
+    status = _collect(context, [progress(context, each) for each in listed])
     return ProgressReply(status, [each.number for each in listed], newest, len(names), rows, nbytes, following)
 
 
@@ -114,7 +114,7 @@ def unit_progress(state: State) -> list[UnitProgress]:
     ]
 
 
-def progress(context: Context, partition: Partition, now: float) -> PartitionProgress:
+def progress(context: Context, partition: Partition) -> PartitionProgress:
     """Return the progress of one partition."""
     state = context.state
     queues = state.waiting.claim_queues(partition.name)
@@ -122,7 +122,7 @@ def progress(context: Context, partition: Partition, now: float) -> PartitionPro
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
         waiting = list(queues[task].claims.values()) if task in queues else []
-        longest = max((now - w.since for w in waiting), default=0.0)
+        longest = max((context.now - w.since for w in waiting), default=0.0)
         consumed_ever = partition.consumed_ever.get(task, 0)
         consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
         dealt = partition.dealt.get(task)
@@ -222,7 +222,12 @@ def _add_live(state: State, live: Counter[int]) -> Generator[None, None, None]:
 
 
 def measure(context: Context, now: float) -> Generator[None, None, StateMeasures]:
-    """Measure the state. The caller serves other requests between two of its short steps."""
+    """Measure the state. The caller serves other requests between two of its short steps.
+
+    The time of each step is that of the last event, of which the beginning of the measurement is one, so that no
+    request has begun to wait after it.
+    """
+    context.log.now = max(now, context.now)
     measures = StateMeasures(len(context.state.partitions))
     names = list(context.state.partitions)
     measures.series["global_indexes"][()] = context.state.next_index
@@ -236,8 +241,7 @@ def measure(context: Context, now: float) -> Generator[None, None, StateMeasures
         measures.series["mirror_waiting"][()] = mirror.waiting
         measures.series["mirror_full"][()] = int(mirror.full)
         measures.series["mirror_copied"][()] = writer.copied_bytes
-    stores = context.services.get(StoreServers)
-    for server in () if stores is None else stores.progress(now):
+    for server in _stores(context):
         labels = server.backend, server.host or server.node
         up = measures.series["store_server_up"]  # several nodes may share an address
         up[labels] = min(up.get(labels, 1), int(server.up))
@@ -246,12 +250,12 @@ def measure(context: Context, now: float) -> Generator[None, None, StateMeasures
     for name in reversed(names[-NAMED:]):
         partition = context.state.partitions.get(name)
         if partition is not None:
-            measures.partitions.append(progress(context, partition, now))
+            measures.partitions.append(progress(context, partition))
             measures.series["leases"].update((name, lease.task) for lease in partition.leases.by_token.values())
             measures.series["ready_rows"].update(_ready_rows(partition))
         yield
     if len(names) > NAMED:
-        measures.partitions.append((yield from _others(context, names[:-NAMED], now)))
+        measures.partitions.append((yield from _others(context, names[:-NAMED])))
     yield from _add_live(context.state, measures.live)
     by_number = {p.number: name for name in names[-NAMED:] if (p := context.state.partitions.get(name)) is not None}
     for key in list(context.state.blocks.chunks):
@@ -259,7 +263,7 @@ def measure(context: Context, now: float) -> Generator[None, None, StateMeasures
         if chunk is not None:
             _add_values(context.state, measures.series, chunk, by_number)
         yield
-    yield from _add_tasks(context, measures, now)
+    yield from _add_tasks(context, measures)
     return measures
 
 
@@ -276,19 +280,19 @@ def _ready_rows(partition: Partition) -> dict[tuple[str, ...], int]:
     return counts
 
 
-def _add_tasks(context: Context, measures: StateMeasures, now: float) -> Generator[None, None, None]:
+def _add_tasks(context: Context, measures: StateMeasures) -> Generator[None, None, None]:
     timeline = context.services[TimelineRecorder]
     if not timeline.ring.capacity:
         return
     timeline.flush()
     waiting = list(context.state.waiting.by_waiter.values())
     clients = [client for client, connections in context.connections.peers.items() if connections]
-    for name, values in (yield from timeline.tasks.measure(waiting, clients, now)).items():
+    for name, values in (yield from timeline.tasks.measure(waiting, clients, context.now)).items():
         measures.series[name].update(values)
     measures.timings = timeline.tasks.timings()
 
 
-def _others(context: Context, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
+def _others(context: Context, names: list[str]) -> Generator[None, None, PartitionProgress]:
     """Sum up these partitions: rows, bytes and waiting claims."""
     rows = nbytes = saved = 0
     tiers: Counter[str] = Counter()
@@ -305,7 +309,7 @@ def _others(context: Context, names: list[str], now: float) -> Generator[None, N
             for task, queue in context.state.waiting.claim_queues(name).items():
                 first = next(iter(queue.claims.values()))
                 waiting[task] += len(queue.claims)
-                longest[task] = max(longest.get(task, 0.0), now - first.since)
+                longest[task] = max(longest.get(task, 0.0), context.now - first.since)
         yield
     tasks = [TaskProgress(task, 0, count, longest[task]) for task, count in waiting.items()]
     return PartitionProgress(OTHER, rows, 0, False, None, nbytes, [], tasks, stored=dict(tiers), saved=saved)

@@ -11,12 +11,14 @@ import contextlib
 import math
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import wait
 from types import FrameType
 from typing import TypeVar
 
+from transfer_queue.config.environment import max_streams
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ReportBatches
@@ -197,8 +199,8 @@ def _asynchronous_form(frame: FrameType) -> tuple[str, str] | None:
 # Calls of one thread over the pooled connections of a session: one until it has its reply, or several at once.
 #
 # Several requests are all sent, then the replies are received in any order. Each call has its own connection, deadline
-# and outcome. When all calls have ended, those whose connection broke are tried again one after the other, like single
-# calls.
+# and outcome. Requests with large payloads are divided among threads, if the process may use several streams. When all
+# calls have ended, those whose connection broke are tried again one after the other, like single calls.
 
 Report = Callable[[Session, RetryPolicy], None]
 """Reports the wait of a call, and warns if it blocks an event loop, each if it is due."""
@@ -216,15 +218,58 @@ def run_parallel(session: Session, pool: Pool, calls: Sequence[Request | Work | 
                     call.outcome = _exchange(session, pool, call)
             except TransferQueueError as error:
                 call.outcome = error
-        for step in (_Try.connect, _Try.send):
-            for each in tries:
-                each.step(step)
-        _receive([each for each in tries if each.incoming is not None])
+        for each in tries:
+            each.step(_Try.connect)
+        _transfer_in_threads(tries)
         for each in tries:
             each.end()
     finally:
         for each in tries:
             each.stop_waiting()
+
+
+LARGE_TRANSFER = 1 << 20
+"""Bytes of payload from which a request may have a thread of its own."""
+
+
+def _transfer_in_threads(tries: Sequence[_Try]) -> None:
+    """Send all requests and receive their replies, in this thread and others if several have large payloads."""
+    large = sum(each.payload_bytes >= LARGE_TRANSFER for each in tries)
+    count = min(large, max_streams()) if large > 1 else 1
+    failures: list[BaseException] = []
+    threads: list[threading.Thread] = []
+
+    def transfer(lane: Sequence[_Try]) -> None:
+        try:
+            _transfer(lane)
+        except BaseException as error:  # raised again below, in the caller's thread
+            failures.append(error)
+
+    try:
+        with contextlib.suppress(RuntimeError):  # no thread can be started, so this one does its work
+            for first in range(1, count):
+                thread = threading.Thread(target=transfer, args=(tries[first::count],), name="transfer", daemon=True)
+                thread.start()
+                threads.append(thread)
+        for first in (0, *range(len(threads) + 1, count)):
+            _transfer(tries[first::count])
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        for each in tries:
+            each.interrupt()
+        for thread in threads:
+            thread.join()
+        raise
+    if failures:
+        raise failures[0]
+
+
+def _transfer(tries: Sequence[_Try]) -> None:
+    """Send requests, then receive their replies."""
+    for each in tries:
+        each.step(_Try.send)
+    _receive([each for each in tries if each.incoming is not None])
 
 
 def _receive(tries: Sequence[_Try]) -> None:
@@ -261,6 +306,11 @@ class _Try:
         call.sequence, self._frame = session.begin_request(
             call.body, 0 if call.payload is None else len(call.payload), call.target, call.within
         )
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of payload of the request and of its reply."""
+        return len(self._call.payload or b"") + sum(map(len, self._call.into))
 
     @property
     def is_finished(self) -> bool:
@@ -322,6 +372,11 @@ class _Try:
         self._pool.give_back(self._call.target, self.connection)
         self.connection = None
         self._call.outcome = raise_failure(answer.body)
+
+    def interrupt(self) -> None:
+        """Break the connection, so that the thread that uses it gets an error."""
+        if (connection := self.connection) is not None:
+            connection.wake()
 
     def _discard(self) -> None:
         if self.connection is not None:

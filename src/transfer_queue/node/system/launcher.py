@@ -166,11 +166,11 @@ class RunningSystem:
             return f"its supervisor is gone, but {which} stopped (SIGSTOP): end it with `kill -KILL {stopped}`"
         return f"{which} stopped (SIGSTOP): continue it with `kill -CONT {stopped}`"
 
-    def is_abandoned(self) -> bool:
-        """Whether only stopped processes can be left of the system: its supervisor has ended, and it is still alive."""
+    def is_ending(self) -> bool:
+        """Whether the supervisor has ended, so that the other processes of the system end, too, unless stopped."""
         description = self.description
         same = description.pid_namespace in (0, processes.pid_namespace()) and not description.is_outpost
-        return same and self._is_supervisor_dead() and bool(self.describe_stopped())
+        return same and self._is_supervisor_dead()
 
     def _is_supervisor_dead(self) -> bool:
         with contextlib.closing(processes.Process(self.description.pid, self.description.started)) as supervisor:

@@ -8,6 +8,7 @@ columns.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,22 @@ class RangePieces:
     def nbytes(self) -> int:
         """The length of all pieces in bytes."""
         return int(self.lengths.sum())
+
+    def divide(self, count: int) -> list[RangePieces]:
+        """Return `count` parts of about the same number of bytes. A piece at a border is cut."""
+        if count == 1:
+            return [self]
+        ends = np.cumsum(self.lengths)
+        bounds = [self.nbytes * part // count for part in range(count + 1)]
+        return [self._between(ends, *bound) for bound in itertools.pairwise(bounds)]
+
+    def _between(self, ends: I8, begin: int, end: int) -> RangePieces:
+        """Return the bytes from `begin` to `end` of all pieces, which end at these bytes."""
+        taken = slice(int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end)) + 1)
+        before = ends[taken] - self.lengths[taken]
+        skipped = np.maximum(begin - before, 0)
+        lengths = np.minimum(ends[taken], end) - before - skipped
+        return RangePieces(self.unit, self.starts[taken] + skipped, lengths, self.at[taken] + skipped)
 
 
 @dataclass(frozen=True, slots=True)
