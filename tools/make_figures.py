@@ -231,10 +231,9 @@ def trainings(kept: dict[str, Results]) -> str:
             ours = f"{number(p50['ours'])}, {number(p99['ours'])}"
             ray = f"{number(p50['peers'][RAY])}, {number(p99['peers'][RAY])}" if RAY in p50["peers"] else "-"
             rate = number(controller["more"]["samples_a_second"])
-            shares = f"{number(controller['ours'])} %", f"{number(100 * moved['ratio'])} %"
-            lines.append((name, f"`{machine}`", rate, ours, ray, *shares))
-    head = ("training", "machine", "samples/s", "p50, p99 in ms", "with Ray", "of the controller's core", "of memcpy")
-    return table(*lines, head=head)
+            shares = f"{number(controller['ours'])} %, {number(100 * moved['ratio'])} %"
+            lines.append((name.rpartition(", ")[0].rpartition(", ")[0], f"`{machine}`", rate, ours, ray, shares))
+    return table(*lines, head=("training", "machine", "samples/s", "p50, p99", "Ray", "controller, memory"))
 
 
 def machine_of(document: dict[str, Any]) -> str:

@@ -164,7 +164,7 @@ def test_a_machine_with_peers_comes_first_and_tables_name_what_each_machine_has(
     results = kept_results.read(tmp_path)
     assert list(results) == ["2-cores", "16-cores"]
     (training,) = make_figures.trainings(results).splitlines()[2:]
-    assert training == f"| {name} | `16-cores` | 40.0 | 2.00, 9.00 | - | 12.5 % | 1.00 % |"
+    assert training == "| Tiny | `16-cores` | 40.0 | 2.00, 9.00 | - | 12.5 %, 1.00 % |"
     place = ("kv", "put 1024 rows x 9 x 8192")
     head, _, line = make_figures.by_machine(results, {place: "put 288 MiB"}).splitlines()
     assert (head, line) == ("| TransferQueue | `2-cores` | `16-cores` |", "| put 288 MiB | 20.0 ms | 7.00 ms |")
