@@ -28,6 +28,7 @@ NAMES = (
     "wakeup",
     "rare_events",
     "pipeline",
+    "trainings",
     "controller_limits",
     "journal",
     "durability",

@@ -23,6 +23,7 @@ from benchmarks.harness.machine import memory_of
 from benchmarks.harness.report import Row, Scale, against
 from benchmarks.harness.systems import System, Worker, system, workers
 from benchmarks.harness.trainings import STYLES, TRAININGS
+from benchmarks.suite.memory import grown
 from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
@@ -46,8 +47,8 @@ def sample(rows: int) -> TensorDict:
 
 # ---------------------------------------------------------------- in the clients' processes
 
-Act = Callable[[], int]
-"""Makes one request and returns 1."""
+Act = Callable[[], object]
+"""Makes one request."""
 
 _clients: list[TransferQueueClient] = []
 _acts: dict[tuple[str, str, int], Act] = {}  # what was made for (kind, name, client)
@@ -80,7 +81,8 @@ def repeat(kind: str, name: str, until: float) -> int:
         if act is None:
             act = _acts[kind, name, which] = ACTS[kind](_clients[which], f"{name}-{which}")
         while time.monotonic() < until:
-            counts[which] += act()
+            act()
+            counts[which] += 1
 
     threads = [threading.Thread(target=one, args=(which,)) for which in range(len(_clients))]
     for thread in threads:
@@ -93,10 +95,9 @@ def repeat(kind: str, name: str, until: float) -> int:
 def _put_one(client: TransferQueueClient, name: str) -> Act:
     row, numbers = dict(sample(1)[0].items()), iter(range(1 << 40))
 
-    def act() -> int:
+    def act() -> None:
         number = next(numbers)
         client.kv_put(f"{name}-{number}", "one", row, {"n": number, "status": "fresh"})
-        return 1
 
     return act
 
@@ -105,10 +106,9 @@ def _put_batch(client: TransferQueueClient, name: str) -> Act:
     rows, numbers = sample(BATCH), iter(range(1 << 40))
     tags = [{"n": n, "status": "fresh"} for n in range(BATCH)]
 
-    def act() -> int:
+    def act() -> None:
         first = next(numbers) * BATCH
         client.kv_batch_put([f"{name}-{first + n}" for n in range(BATCH)], "many", rows, tags=tags)
-        return 1
 
     return act
 
@@ -116,32 +116,21 @@ def _put_batch(client: TransferQueueClient, name: str) -> Act:
 def _get(client: TransferQueueClient, name: str) -> Act:
     keys = [f"{name}-{n}" for n in range(BATCH)]
     client.kv_batch_put(keys, "read", sample(BATCH))
-
-    def act() -> int:
-        client.kv_batch_get(keys, "read")
-        return 1
-
-    return act
+    return lambda: client.kv_batch_get(keys, "read")
 
 
 def _tag(client: TransferQueueClient, name: str) -> Act:
     client.kv_put(name, "tags", dict(sample(1)[0].items()), {"n": 0})
     numbers = iter(range(1 << 40))
-
-    def act() -> int:
-        client.kv_put(name, "tags", tag={"n": next(numbers), "status": "running"})
-        return 1
-
-    return act
+    return lambda: client.kv_put(name, "tags", tag={"n": next(numbers), "status": "running"})
 
 
 def _claim(client: TransferQueueClient, name: str) -> Act:
     client.get_meta(FIELDS, 1, "claimed", task_name=name)
 
-    def act() -> int:
+    def act() -> None:
         meta = client.get_meta(FIELDS, BATCH, "claimed", task_name=name)
         assert len(meta) == BATCH
-        return 1
 
     return act
 
@@ -149,10 +138,9 @@ def _claim(client: TransferQueueClient, name: str) -> Act:
 def _claim_and_ack(client: TransferQueueClient, name: str) -> Act:
     client.get_meta(FIELDS, 1, "claimed", task_name=f"leased-{name}", lease=600.0)
 
-    def act() -> int:
+    def act() -> None:
         meta = client.get_meta(FIELDS, BATCH, "claimed", task_name=f"leased-{name}", lease=600.0)
         assert client.ack(meta)
-        return 1
 
     return act
 
@@ -173,18 +161,6 @@ def wait_for_rows() -> None:
         await asyncio.gather(*(one(client) for client in _clients))
 
     asyncio.run(all_of_them())
-
-
-def state_bytes(fields: int, small: int, large: int) -> float:
-    """Return the bytes of controller state for each row, without key and tags, in puts of eight rows."""
-    core, size, sizes = Core(fields=fields), 0, []
-    for goal in (small, large):
-        while size < goal:
-            core.publish(8)
-            size += 8
-        gc.collect()
-        sizes.append(memory_of()["anonymous"])
-    return (sizes[1] - sizes[0]) / (large - small)
 
 
 def ready_set(rows: int) -> tuple[float, float]:
@@ -331,7 +307,7 @@ def _samples(scale: Scale) -> list[Row]:
     rows = scale.pick(1_000_000, 5_000)
     with workers(scale.pick(3, 1)) as made:  # new processes, whose memory nothing else has used
         for index, fields in enumerate((3, 9)):
-            nbytes = made[index % len(made)].do(state_bytes, fields, small, large)
+            nbytes = made[index % len(made)].do(grown, False, 8, small, large, fields)
             found.append(Row(f"state of a row with {fields} fields, in puts of 8 rows", nbytes, "bytes"))
         took, nbytes = made[-1].do(ready_set, rows)
     found.append(Row(f"longest event of the first claim of a task among {rows:,} rows", took * 1e3, "ms"))

@@ -74,7 +74,7 @@ def run(scale: Scale) -> list[Row]:
                 figures = {
                     "small": team[0].do(puts, until) / seconds,
                     "large": team[0].do(put_large, nbytes) * 1e3,
-                    "step": measure_step(step, round_, team)[0] * 1e3,
+                    "step": measure_step(step, round_, team) * 1e3,
                 }
                 team[0].do(clear, f"step-{round_}")
                 if round_:

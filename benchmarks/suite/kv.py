@@ -11,12 +11,10 @@ from __future__ import annotations
 import mmap
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict
 
 from benchmarks.harness import payloads
 from benchmarks.harness.machine import Memcpy, RawSocket, ThreadedMemcpy, clocked
@@ -109,38 +107,6 @@ def view(partition: str, payload: Payload, seed: int) -> tuple[float, float]:
     return got - start, read - got
 
 
-# the destinations of a get, in the order of the results of `ways_out`
-WAYS = ("got into memory given back before", "got into fresh memory", "read where it lies, a byte of every page")
-
-
-def ways_out(partition: str, payload: Payload, times: int) -> list[list[tuple[float, float]]]:
-    """Return for each of WAYS the seconds of `times` gets, each with those of a copy into a new `torch.empty`.
-
-    A get always makes a copy. The last way, which reads the unit's memory without any request, is a lower bound for a
-    get without a copy. Runs in the reader.
-    """
-    keys, client, kept = payload.keys, tq.get_client(), []
-    source = torch.ones(payloads.nbytes(payloads.make(payload, 0)), dtype=torch.uint8)
-    arena = client.storage_manager.units.arena(0)  # it contains the whole payload, from near its start on
-
-    def get() -> TensorDict:
-        return client.kv_batch_get(keys, partition)
-
-    def read() -> int:
-        return int(arena.view(0, len(source))[:: mmap.PAGESIZE].sum())
-
-    def copied() -> None:
-        torch.empty(len(source), dtype=torch.uint8).numpy()[:] = source.numpy()
-
-    def beside(act: Callable[[], object]) -> list[tuple[float, float]]:
-        return [(clocked(act), clocked(copied)) for _ in range(times)]
-
-    get()  # leaves memory for the next get
-    again = beside(get)
-    kept.append(get())  # takes the last kept memory
-    return [again, beside(lambda: kept.append(get())), beside(read)]
-
-
 class Round(NamedTuple):
     """The seconds of one round, and of its references."""
 
@@ -157,11 +123,9 @@ def run(scale: Scale) -> list[Row]:
     cases = scale.pick(CASES, QUICK)
     with system() as queue, raw_socket() as bare, Worker(queue.address) as reader:
         measured = [_measured(case, queue, bare, reader) for case in cases]
-        payload = scale.pick(CASES[3], QUICK[0]).payload
-        ways = _destinations(payload, reader)
     for case, rows in zip(cases, measured, strict=True):
         rows[:] = _beside_peers(scale, case, rows)
-    return [*(row for rows in measured for row in rows), *ways]
+    return [row for rows in measured for row in rows]
 
 
 def _beside_threads(case: Case, name: str, nbytes: int, put: Row, got: Row) -> list[Row]:
@@ -260,17 +224,6 @@ def _first_gets(
         beside.append(copy.seconds() if nbytes >= LARGE else bare.seconds(1, nbytes))
     tq.get_client().clear_partition("fresh")
     return seconds, beside
-
-
-def _destinations(payload: Payload, reader: Worker) -> list[Row]:
-    """Measure gets with different destinations."""
-    tq.kv_batch_put(payload.keys, "kept", payloads.make(payload, 1))
-    rows = []
-    for way, found in zip(WAYS, reader.do(ways_out, "kept", payload, 4), strict=True):
-        ours, empty = ([seconds * 1e3 for seconds in each] for each in zip(*found, strict=True))
-        rows.append(compared(f"{payload.name} {way}", "ms", ours, empty, "a copy into torch.empty"))
-    tq.get_client().clear_partition("kept")
-    return rows
 
 
 def _beside_peers(scale: Scale, case: Case, rows: list[Row]) -> list[Row]:

@@ -1,8 +1,8 @@
 """How long is it from the return of a put in one process to the yield of a waiting loader in another one?
 
-Measured alone, and while other processes list 100,000 keys, save checkpoints and balance large batches; with 1,024
-waiting ranks, each with its own connection; and for a subscriber to tags. The processes share one clock
-(CLOCK_MONOTONIC). The time from the return of a put excludes the put; that from its call includes it.
+Measured alone, and while another process balances large batches; with 1,024 waiting ranks, each with its own
+connection; and for a subscriber to tags. The processes share one clock (CLOCK_MONOTONIC). The time from the return of a
+put excludes the put; that from its call includes it. `rare_events` has the waits beside lists and checkpoints.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import contextlib
 import itertools
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -94,55 +92,25 @@ def waits(ranks: list[int], at_once: bool) -> None:
         client.close()
 
 
-# ---------------------------------------------------------------- in processes that load the system meanwhile
+# ---------------------------------------------------------------- in a process that loads the system meanwhile
 
 
-def lists(keys: int, folder: str) -> int:
-    """List many keys repeatedly; return how often."""
-
-    def once(count: int) -> None:
-        if len(tq.kv_list("many")["many"]) != keys:
-            raise AssertionError("keys are missing in a list")
-
-    return _repeated(once)
-
-
-def saves(keys: int, folder: str) -> int:
-    """Save checkpoints repeatedly."""
-    tq.init()
-    return _repeated(lambda count: tq.save_checkpoint(Path(folder) / "checkpoint"))
-
-
-def balances(rows: int, folder: str) -> int:
-    """Claim large balanced batches repeatedly, and clear their rows."""
+def balances(rows: int) -> None:
+    """Claim large balanced batches until the parent process sends another request; report the first one to it."""
     client = tq.get_client()
     tags = [{"total_lengths": 100 + (n * 7919) % 8000} for n in range(rows)]
     values = TensorDict({"x": torch.zeros(rows)}, batch_size=[rows])
-
-    def once(count: int) -> None:
+    for count in itertools.count():
         client.put(values, partition_id="balanced", tags=tags)
         sampling = {"dp_rank": 0, "batch_index": count}
         meta = client.get_meta(["x"], rows // RANKS, "balanced", task_name="t", sampling_config=sampling)
         if len(meta) != rows // RANKS:
             raise AssertionError("a balanced batch has another size")
-
-    count = _repeated(once)
-    client.clear_partition("balanced")
-    return count
-
-
-def _repeated(once: Callable[[int], None]) -> int:
-    """Call `once` with 0, 1, 2, ... until the parent process sends another request; report the first call to it."""
-    for count in itertools.count(1):
-        once(count - 1)
-        if count == 1:
+        if not count:
             tell(None)
         if asked():
             break
-    return count
-
-
-LOADS: dict[str, Any] = {"kv_list": lists, "checkpoints": saves, "balancing": balances}
+    client.clear_partition("balanced")
 
 
 # ---------------------------------------------------------------- here
@@ -150,21 +118,16 @@ LOADS: dict[str, Any] = {"kv_list": lists, "checkpoints": saves, "balancing": ba
 
 def run(scale: Scale) -> list[Row]:
     """Run all measurements."""
-    keys = scale.pick(100_000, 300)
     batches = scale.pick(300, 5)
     rows = []
-    with system() as queue, tempfile.TemporaryDirectory(prefix="tqb-") as folder:
-        _many_keys(keys)
+    with system() as queue:
         rows.append(_woken(queue, batches, "alone", 1, target=(0.5, 5.0), then=(329.0, 999.0)))
-        for load, words in (("kv_list", f"while another lists {keys:,} keys"), ("checkpoints", "while one saves")):
-            with _loaded(queue, load, keys, folder):
-                rows.append(_woken(queue, batches, words, 1, target=(0.5, 5.0)))
         rows.append(_events(queue, batches))
     many = scale.pick(8192, 256)
     with system(BALANCED) as queue:
         words = f"a batch of {RANKS} ranks"
         rows.append(_woken(queue, batches, words, RANKS))
-        with _loaded(queue, "balancing", many, ""):
+        with _loaded(queue, many):
             words += f", while another has {many:,} rows balanced"
             rows.append(_woken(queue, batches, words, RANKS, target=(0.5, 5.0)))
     with system(RANK_AWARE) as queue:
@@ -186,16 +149,10 @@ def _split(row: Row) -> list[Row]:
     return [replace(row, what=f"{row.what}, median", more=more), worst]
 
 
-def _many_keys(keys: int) -> None:
-    for first in range(0, keys, 10_000):
-        part = range(first, min(keys, first + 10_000))
-        tq.kv_batch_put([f"k{i}" for i in part], "many", tags=[{"status": "running", "n": i} for i in part])
-
-
 @contextlib.contextmanager
-def _loaded(queue: System, load: str, size: int, folder: str) -> Iterator[None]:
+def _loaded(queue: System, rows: int) -> Iterator[None]:
     with Worker(queue.address) as other:
-        other.begin(LOADS[load], size, folder)
+        other.begin(balances, rows)
         other.result()  # the load has run once, and continues
         yield
         other.begin(os.getpid)  # ends the load
