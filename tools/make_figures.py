@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from generated_files import ROOT, write_or_check
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.harness.kept_results import MEASURED, Results, factors, read, row_of  # noqa: E402
-from benchmarks.harness.plots import comparison  # noqa: E402
-from benchmarks.harness.raw_tables import cells, page_of  # noqa: E402
-from benchmarks.harness.report import RATES, number  # noqa: E402
+from benchmarks.harness.kept_results import MEASURED, Results, factors, read, row_of
+from benchmarks.harness.plots import comparison
+from benchmarks.harness.raw_tables import cells, page_of
+from benchmarks.harness.report import RATES, number
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
@@ -295,20 +296,5 @@ def files(kept: dict[str, Results]) -> dict[Path, str]:
     return wanted | {MEASURED / name / "README.md": page_of(name, results) for name, results in kept.items()}
 
 
-def main() -> int:
-    """Write or check the files. Return the exit code."""
-    wanted = files(read())
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            name = path.relative_to(ROOT)
-            print(f"{name} does not have the figures of benchmarks/measured; run `make generate`", file=sys.stderr)
-        return int(bool(stale))
-    for path in stale:
-        path.write_text(wanted[path], "utf-8")
-        print(f"wrote {path.relative_to(ROOT)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_or_check(files(read()))
