@@ -28,8 +28,7 @@ SECONDS = 460.0
 ALONE = ("kv", "gpu", "views", "trainings")
 OTHERS = (
     "rare_events", "small_operations", "pipeline", "balance", "wakeup", "queues", "claims", "memory", "durability",
-    "timeline", "controller_limits", "journal", "loader", "restart", "live_page", "tags", "equal_values",
-    "codec",
+    "timeline", "controller_limits", "loader", "restart", "live_page", "tags", "equal_values",
 )  # fmt: skip
 """The other benchmarks, the longest first."""
 

@@ -95,9 +95,9 @@ GROWTH: tuple[tuple[str, str, Sequence[tuple[str, str, str]]], ...] = (
         ("1", "wakeup", "call of a put to yield"), ("1,024", "wakeup", "1,024 waiting ranks, all woken"),
     )),
     ("single-row puts, one client", "durability", (
-        ("none", "journal", "single-row puts, 1 client, journal none"),
-        ("async", "journal", "single-row puts, 1 client, journal async"),
-        ("sync", "journal", "single-row puts, 1 client, journal sync"),
+        ("none", "durability", "single-row puts, journal none"),
+        ("async", "durability", "single-row puts, journal async"),
+        ("sync", "durability", "single-row puts, journal sync"),
         ("values on disk, sync", "durability", "single-row puts, values machine, sync"),
     )),
     ("memory of the controller for a sample", "content", (

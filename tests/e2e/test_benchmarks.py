@@ -134,14 +134,14 @@ def kept(name: str, *rows: Row) -> dict[str, Any]:
 
 
 def test_results_are_read_by_machine_and_the_machine_with_the_most_comes_first(tmp_path: Path) -> None:
-    for machine, names in (("16-cores", ["kv"]), ("2-cores", ["kv", "codec"])):
+    for machine, names in (("16-cores", ["kv"]), ("2-cores", ["kv", "tags"])):
         (tmp_path / machine).mkdir()
         for name in names:
             found = kept(name, Row(f"put on {machine}", 2.0, "ms"))
             (tmp_path / machine / f"{name}.json").write_text(json.dumps(found))
     results = kept_results.read(tmp_path)
     assert [(machine, list(each)) for machine, each in results.items()] == [
-        ("2-cores", ["kv", "codec"]),
+        ("2-cores", ["kv", "tags"]),
         ("16-cores", ["kv"]),
     ]
     assert kept_results.row_of(results["16-cores"], "kv", "put on")["ours"] == 2.0
@@ -155,7 +155,7 @@ def test_a_machine_with_peers_comes_first_and_tables_name_what_each_machine_has(
     rows.append(against(f"{name}: bytes of puts and gets", "MB/s", 5.0, 500.0, "memcpy"))
     first_row = Row("put 1024 rows x 9 x 8192", 20.0, "ms", peers={"Ray": 30.0})
     for machine, each in (
-        ("16-cores", {"trainings": rows, "kv": [replace(first_row, ours=7.0, peers={})], "codec": []}),
+        ("16-cores", {"trainings": rows, "kv": [replace(first_row, ours=7.0, peers={})], "tags": []}),
         ("2-cores", {"kv": [first_row]}),
     ):
         (tmp_path / machine).mkdir()
@@ -172,13 +172,13 @@ def test_a_machine_with_peers_comes_first_and_tables_name_what_each_machine_has(
 
 
 def test_the_page_of_a_machine_shows_runs_targets_and_all_rows() -> None:
-    results = {"kv": kept("kv", Row("put", 2.0, "ms", target=3.0), Row("get", 1.0, "ms")), "codec": kept("codec")}
-    runs, targets, kv, codec = raw_tables.page_of("2-cores", results).split("\n## ")
-    assert "- cores, 2026-11-27. Seconds of each benchmark: kv 7, codec 7." in runs
+    results = {"kv": kept("kv", Row("put", 2.0, "ms", target=3.0), Row("get", 1.0, "ms")), "tags": kept("tags")}
+    runs, targets, kv, tags = raw_tables.page_of("2-cores", results).split("\n## ")
+    assert "- cores, 2026-11-27. Seconds of each benchmark: kv 7, tags 7." in runs
     assert "| put | - |  | 3.00 ms | 2.00 ms | yes |  |" in targets
     assert "| get" not in targets
     assert kv.index("| put | 2.00 ms") < kv.index("| get | 1.00 ms")
-    assert codec.startswith("codec: ")
+    assert tags.startswith("tags: ")
 
 
 def test_results_with_a_peer_that_is_nearly_as_fast_are_shown_the_worst_first() -> None:
