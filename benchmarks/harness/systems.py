@@ -60,15 +60,12 @@ class System:
 
 
 @contextlib.contextmanager
-def system(conf: dict[str, Any] | None = None, sampler: object | None = None) -> Iterator[System]:
+def system(conf: dict[str, Any] | None = None) -> Iterator[System]:
     """Start a system with these settings in its own folder, and stop it at the end."""
     with own_folder():
         settings = Settings.from_config(conf)
         config = {"settings": settings.to_json(), "conf": {}}
-        named: dict[str, Any] = (
-            {} if sampler is None else {"samplers": {"": sampler}}
-        )  # two_builds also starts older releases
-        running = start_local("bench", config, environment=process_environment(), **named)
+        running = start_local("bench", config, environment=process_environment())
         try:
             tq.init()
             yield System(running)

@@ -8,8 +8,6 @@ The demand of 1,000 nodes is computed from published trainings (`harness/trainin
 from __future__ import annotations
 
 import asyncio
-import gc
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +16,10 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict
 
-from benchmarks.harness.core_driver import Core, claim
 from benchmarks.harness.machine import memory_of
 from benchmarks.harness.report import Row, Scale, against
 from benchmarks.harness.systems import System, Worker, system, workers
 from benchmarks.harness.trainings import STYLES, TRAININGS
-from benchmarks.suite.memory import grown
 from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
@@ -163,19 +159,6 @@ def wait_for_rows() -> None:
     asyncio.run(all_of_them())
 
 
-def ready_set(rows: int) -> tuple[float, float]:
-    """Return the processor seconds of the longest event of the first claim of a task among many rows, and its bytes."""
-    core = Core()
-    core.fill(rows)
-    core.send(claim("warm"))
-    gc.collect()
-    before = memory_of()["anonymous"]
-    tasks = 8
-    took = [core.send(claim(f"task-{number}"))[0] for number in range(tasks)]
-    gc.collect()
-    return statistics.median(took), (memory_of()["anonymous"] - before) / tasks
-
-
 # ---------------------------------------------------------------- measurements
 
 
@@ -186,7 +169,6 @@ def run(scale: Scale) -> list[Row]:
         costs, rows = _costs(scale, queue, processes)
         found += rows
         found += _clients_and_ranks(scale, queue, processes)
-    found += _samples(scale)
     found += _demand(costs)
     return found
 
@@ -299,20 +281,6 @@ def _until_waiting(ranks: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"{ranks} claims do not wait after 60 s")
-
-
-def _samples(scale: Scale) -> list[Row]:
-    small, large = scale.pick((100_000, 500_000), (1_000, 3_000))
-    found = []
-    rows = scale.pick(1_000_000, 5_000)
-    with workers(scale.pick(3, 1)) as made:  # new processes, whose memory nothing else has used
-        for index, fields in enumerate((3, 9)):
-            nbytes = made[index % len(made)].do(grown, False, 8, small, large, fields)
-            found.append(Row(f"state of a row with {fields} fields, in puts of 8 rows", nbytes, "bytes"))
-        took, nbytes = made[-1].do(ready_set, rows)
-    found.append(Row(f"longest event of the first claim of a task among {rows:,} rows", took * 1e3, "ms"))
-    found.append(Row(f"ready set of a task, {rows:,} rows", nbytes / rows, "bytes"))
-    return found
 
 
 def _demand(costs: dict[str, float]) -> list[Row]:

@@ -112,12 +112,9 @@ def _peaks(queue: System, payload: Payload) -> list[Row]:
     return rows
 
 
-def grown(keyed: bool, put: int, small: int, large: int, fields: int | None = None) -> float:
-    """Return the bytes of anonymous memory for each row, between two sizes. Runs in a new worker.
-
-    fields: The number of fields; None for those of `core_driver`.
-    """
-    core, size = Core(fields=fields), 0
+def grown(keyed: bool, put: int, small: int, large: int) -> float:
+    """Return the bytes of anonymous memory for each row, between two sizes. Runs in a new worker."""
+    core, size = Core(), 0
     sizes = []
     for goal in (small, large):
         while size < goal:

@@ -1,8 +1,8 @@
 """How long is it from the return of a put in one process to the yield of a waiting loader in another one?
 
-Measured alone, and while another process balances large batches; with 1,024 waiting ranks, each with its own
-connection; and for a subscriber to tags. The processes share one clock (CLOCK_MONOTONIC). The time from the return of a
-put excludes the put; that from its call includes it. `rare_events` has the waits beside lists and checkpoints.
+Measured alone, and while another process balances large batches; and with 1,024 waiting ranks, each with its own
+connection. The processes share one clock (CLOCK_MONOTONIC). The time from the return of a put excludes the put; that
+from its call includes it. `rare_events` has the waits beside lists and checkpoints.
 """
 
 from __future__ import annotations
@@ -48,12 +48,6 @@ def loads(partition: str) -> None:
     for data, _ in StreamingDataLoader(dataset):
         tell((time.monotonic(), int(data["y"][0])))
     tell(None)
-
-
-def follows(partition: str) -> None:
-    """Report the time at which each sample became ready, and its key."""
-    for event in tq.get_client().subscribe(partition, {"status": "ready"}):
-        tell((time.monotonic(), event.key))
 
 
 class Woken(NamedTuple):
@@ -122,7 +116,6 @@ def run(scale: Scale) -> list[Row]:
     rows = []
     with system() as queue:
         rows.append(_woken(queue, batches, "alone", 1, target=(0.5, 5.0), then=(329.0, 999.0)))
-        rows.append(_events(queue, batches))
     many = scale.pick(8192, 256)
     with system(BALANCED) as queue:
         words = f"a batch of {RANKS} ranks"
@@ -205,27 +198,6 @@ def _woken(
         f"put to yield, {words}", "ms", more["p50"], statistics.median(trips) * 1e3, "empty round trip", more=more,
         target=None if target is None else target[0], then=None if then is None else then[0],
     )  # fmt: skip
-
-
-def _events(queue: System, changes: int) -> Row:
-    """Measure the milliseconds from the return of a put of a tag to the event of a subscriber."""
-    took, trips, client = [], [], tq.get_client()
-    with Worker(queue.address) as follower:
-        follower.begin(follows, "watch")
-        for number in range(changes + 1):
-            tq.kv_put(f"k{number}", "watch", tag={"status": "ready"})
-            returned = time.monotonic()
-            told, key = follower.result()
-            if key != f"k{number}":
-                raise AssertionError(f"the event of {key} arrived instead of that of k{number}")
-            if number:
-                took.append(max(0.0, told - returned))
-                trips.append(clocked(client.get_partition_list))  # meanwhile the subscriber sends its next request
-        client.clear_partition("watch")
-        follower.result()
-    more = quantiles(took)
-    trip = statistics.median(trips) * 1e3
-    return against("put of a tag to the event of a subscriber", "ms", more["p50"], trip, "empty round trip", more=more)
 
 
 def _ranks(queue: System, ranks: int) -> list[Row]:
