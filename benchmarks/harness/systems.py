@@ -44,6 +44,12 @@ def own_folder() -> Iterator[str]:
             environment.update(before)
 
 
+def start_system(name: str, conf: dict[str, Any] | None = None) -> RunningSystem:
+    """Start a system with these settings in the runtime folder of this process."""
+    config = {"settings": Settings.from_config(conf).to_json(), "conf": {}}
+    return start_local(name, config, environment=process_environment())
+
+
 class System:
     """A running system, to which this process is attached (`transfer_queue.kv_put` works)."""
 
@@ -63,9 +69,7 @@ class System:
 def system(conf: dict[str, Any] | None = None) -> Iterator[System]:
     """Start a system with these settings in its own folder, and stop it at the end."""
     with own_folder():
-        settings = Settings.from_config(conf)
-        config = {"settings": settings.to_json(), "conf": {}}
-        running = start_local("bench", config, environment=process_environment())
+        running = start_system("bench", conf)
         try:
             tq.init()
             yield System(running)

@@ -16,11 +16,9 @@ from tensordict import TensorDict
 
 from benchmarks.harness.report import Row, Scale, compared
 from benchmarks.harness.stages import Step
-from benchmarks.harness.systems import Worker, own_folder
+from benchmarks.harness.systems import Worker, own_folder, start_system
 from benchmarks.suite.pipeline import measure_step
 from transfer_queue import interface as tq
-from transfer_queue.config.settings import Settings
-from transfer_queue.node.system import launcher
 
 QUESTION = "What does each level of durability cost a put and a step of the pipeline?"
 LEVELS = {
@@ -106,11 +104,11 @@ def _team(stack: contextlib.ExitStack, level: str, folder: Path) -> list[Any]:
     """Start a system of this level; return the workers that are attached to it, one if it has only small puts."""
     journal, values, mode = LEVELS[level]
     name = level.replace(" ", "-").replace(",", "")
-    settings = Settings.from_config({
+    conf = {
         "durability": {"values": values, "mode": mode, "folder": str(folder / f"kept-{name}")},
         "controller": {"sampler": "RankAwareSampler", "journal": {"durability": journal}},
-    })  # fmt: skip
-    running = launcher.start_local(name, {"settings": settings.to_json(), "conf": {}})
+    }
+    running = start_system(name, conf)
     stack.callback(running.discard)
     stack.callback(running.stop)
     count = STAGES if level.startswith("values") else 1

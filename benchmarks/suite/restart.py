@@ -19,9 +19,8 @@ from typing import Any
 from benchmarks.harness.core_driver import Core, claim
 from benchmarks.harness.machine import Memcpy, clocked, memory_of
 from benchmarks.harness.report import Row, Scale, against
-from benchmarks.harness.systems import Worker, own_folder
+from benchmarks.harness.systems import Worker, own_folder, start_system
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.config.settings import Settings
 from transfer_queue.core.state import serialization
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
@@ -29,7 +28,7 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import ListKeys, Lookup, RetrieveMeta
-from transfer_queue.node.system import launcher
+from transfer_queue.node.system.launcher import RunningSystem
 
 QUESTION = "How long do clients wait if the controller of a large system is killed, and what do its snapshots cost?"
 BLOCK = 1000
@@ -117,8 +116,7 @@ def run(scale: Scale) -> list[Row]:
             steps = worker.do(restored, f"{kept}/state")
         copy = Memcpy(int(found["snapshot_bytes"]))
         memcpy = statistics.median(copy.seconds() for _ in range(5)) * 1e3
-        settings = Settings.from_config({"controller": {"journal": {"folder": folder}}})
-        system = launcher.start_local("restart", {"settings": settings.to_json(), "conf": {}})
+        system = start_system("restart", {"controller": {"journal": {"folder": folder}}})
         try:
             waits = [_killed(system) * 1e3 for _ in range(kills)]
         finally:
@@ -141,7 +139,7 @@ def run(scale: Scale) -> list[Row]:
     return told
 
 
-def _killed(system: launcher.RunningSystem) -> float:
+def _killed(system: RunningSystem) -> float:
     """Kills the controller; seconds until a client that was there has its first answer."""
     with TransferQueueClient(system) as client:
         if "p" not in client.get_partition_list():

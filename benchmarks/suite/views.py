@@ -1,8 +1,7 @@
 """What does a get cost whose values are views of the arena, with copy=False, beside one that copies?
 
-288 MiB in 9 dense fields, and a loader over batches of 32 MiB whose values are summed. Copies and views are measured in
-turn. A view's first sum maps the pages; a later one does not, because they stay mapped. The end of a view looks for
-pages that were written to.
+288 MiB in 9 dense fields, whose values are summed. Copies and views are measured in turn. A view's first sum maps the
+pages; a later one does not, because they stay mapped. The end of a view looks for pages that were written to.
 """
 
 from __future__ import annotations
@@ -17,36 +16,25 @@ from benchmarks.harness.machine import clocked
 from benchmarks.harness.report import Row, Scale, against
 from benchmarks.harness.systems import system
 from transfer_queue import interface as tq
-from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 
 QUESTION = "What does a get without a copy cost?"
 FIELDS = 9
 ROWS, WIDTH = 1024, 8192
-BATCH, BATCHES = 64, 16  # rows of 512 KiB, and batches of the loader
 
 Times = dict[str, list[float]]
 
 
 def run(scale: Scale) -> list[Row]:
-    """Measure gets, sums and ends, and the loader."""
-    rounds = scale.pick(15, 2)
+    """Measure gets, sums and ends."""
     with system():
-        gets = _gets(rounds, scale.pick(ROWS, 64))
-        loaders = _loaders(scale.pick(5, 1), scale.pick(BATCH, 4))
-    found = {name: statistics.median(seconds) * 1e3 for name, seconds in {**gets, **loaders}.items()}
+        times = _gets(scale.pick(15, 2), scale.pick(ROWS, 64))
+    found = {name: statistics.median(seconds) * 1e3 for name, seconds in times.items()}
     copied = found["get copy"]
     return [
         Row("get of 288 MiB as copies", copied, "ms"),
         against("get of 288 MiB as views", "ms", found["get view"], copied, "copies", target=0.5),
         against("the end of these views", "ms", found["end view"], copied, "copies"),
         against("get as views, sum and end", "ms", found["all view"], found["all copy"], "copies"),
-        against(
-            "a loader's batch of 32 MiB as views, and its sum",
-            "ms",
-            found["loader view"],
-            found["loader copy"],
-            "copies",
-        ),
     ]
 
 
@@ -69,29 +57,4 @@ def _gets(rounds: int, rows: int) -> Times:
                 times[f"end {how}"].append(ended)
                 times[f"all {how}"].append(got + worked + ended)
     client.clear_partition("p")
-    return times
-
-
-def _loaders(rounds: int, rows: int) -> Times:
-    """Return the seconds of each batch of loaders, whose values are summed, in turn as copies and as views."""
-    client = tq.get_client()
-    value = torch.ones(rows * BATCHES, 1 << 17, dtype=torch.int32)
-    times: Times = {"loader copy": [], "loader view": []}
-    client.put(TensorDict({"x": value}, batch_size=[len(value)]), partition_id="q")
-    client.seal("q")
-    for number in range(rounds + 1):
-        for how in ("copy", "view"):
-            dataset = StreamingDataset(
-                None, rows, rows, ["x"], "q", f"{how}{number}", 0, copy=how == "copy", keep_batches=0
-            )
-            sums: list[int] = []
-
-            def work() -> None:
-                sums.extend(int(data["x"].values().sum()) for data, _ in dataset)  # noqa: B023
-
-            seconds = clocked(work)
-            if sums != [rows << 17] * BATCHES:
-                raise AssertionError("the loader's values differ from those that were put")
-            if number:
-                times[f"loader {how}"].append(seconds / BATCHES)
     return times
