@@ -78,6 +78,12 @@ def system(conf: dict[str, Any] | None = None) -> Iterator[System]:
             running.stop()
 
 
+def waiting_claims(partition: str) -> int:
+    """Return the number of claims that wait in a partition."""
+    status = tq.get_client().status()
+    return sum(task.waiting for each in status.partitions if each.name == partition for task in each.tasks)
+
+
 class Worker:
     """A process that has imported all modules, is not attached to a system yet, and calls functions on request."""
 

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 
 from benchmarks.harness.machine import memory_of
 from benchmarks.harness.report import Row, Scale, against
-from benchmarks.harness.systems import System, Worker, system, workers
+from benchmarks.harness.systems import System, Worker, system, waiting_claims, workers
 from benchmarks.harness.trainings import STYLES, TRAININGS
 from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
@@ -274,13 +274,10 @@ def _clients_and_ranks(scale: Scale, queue: System, processes: list[Worker]) -> 
 def _until_waiting(ranks: int) -> None:
     """Wait until this number of claims waits at the controller."""
     until = time.monotonic() + 60
-    while time.monotonic() < until:
-        found = [each for each in tq.get_client().status().partitions if each.name == "awaited"]
-        waiting = sum(task.waiting for each in found for task in each.tasks)
-        if waiting >= ranks:
-            return
+    while waiting_claims("awaited") < ranks:
+        if time.monotonic() > until:
+            raise AssertionError(f"{ranks} claims do not wait after 60 s")
         time.sleep(0.05)
-    raise AssertionError(f"{ranks} claims do not wait after 60 s")
 
 
 def _demand(costs: dict[str, float]) -> list[Row]:

@@ -22,7 +22,7 @@ from tensordict import TensorDict
 
 from benchmarks.harness.machine import clocked, cpu_seconds
 from benchmarks.harness.report import Row, Scale, against, quantiles
-from benchmarks.harness.systems import System, Worker, asked, system, tell, workers
+from benchmarks.harness.systems import System, Worker, asked, system, tell, waiting_claims, workers
 from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
@@ -152,12 +152,6 @@ def _loaded(queue: System, rows: int) -> Iterator[None]:
         other.result()
 
 
-def _waiting(partition: str) -> int:
-    """Return the number of claims that wait in a partition."""
-    status = tq.get_client().status()
-    return sum(t.waiting for p in status.partitions if p.name == partition for t in p.tasks)
-
-
 def _woken(
     queue: System, batches: int, words: str, ranks: int,
     target: tuple[float, float] | None = None, then: tuple[float, float] | None = None,
@@ -172,7 +166,7 @@ def _woken(
     with Worker(queue.address) as consumer:
         consumer.begin(loads, partition)
         for number in range(batches + 1):
-            while not _waiting(partition):
+            while not waiting_claims(partition):
                 pass  # the condition asks the controller, and does not sleep
             values = TensorDict({"x": torch.zeros(rows, 64), "y": torch.full((rows,), number)}, batch_size=[rows])
             trip = clocked(client.get_partition_list)
@@ -210,7 +204,7 @@ def _ranks(queue: System, ranks: int) -> list[Row]:
             shares = [list(range(ranks))[i :: len(processes)] for i in range(len(processes))]
             for worker, share in zip(processes, shares, strict=True):
                 worker.begin(waits, share, at_once)
-            while _waiting("ranks") < ranks:
+            while waiting_claims("ranks") < ranks:
                 time.sleep(0.02)
             told = _Told(processes)
             rows.append(_all_at_once(queue, ranks, told) if at_once else _one_by_one(ranks, told))
