@@ -11,26 +11,23 @@ name them. Needs Chromium, as the tests of the page do.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tools")]
 
-from simulated_pipeline import SimulatedPipeline, write_tokenizer  # noqa: E402
+from simulated_pipeline import SimulatedPipeline, new_system, write_tokenizer  # noqa: E402
 
 from chromium import DESKTOP, PHONE, Page, chromium  # noqa: E402  (in tests/)
 from tests.live.browser import invented  # noqa: E402
 from tests.live.browser.canned_server import CannedServer, canned_server  # noqa: E402
 from tests.live.live_system import Page as Served  # noqa: E402
 from tests.live.live_system import served  # noqa: E402
-from transfer_queue.config.settings import Settings  # noqa: E402
-from transfer_queue.node.system.launcher import RunningSystem, start_local  # noqa: E402
 
 DOCS = ROOT / "docs" / "assets" / "live"
 WIDE = (1440, 900)
@@ -49,16 +46,6 @@ LIMIT = 600.0  # seconds for each condition
 PICTURES = {"live-light": True, "live-sample": False, "live-stopped": False}
 
 View = dict[str, Any]
-
-
-@contextlib.contextmanager
-def new_system() -> Iterator[RunningSystem]:
-    """Start a system that ends with the block."""
-    system = start_local(NAME, {"settings": Settings.from_config(None).to_json()})
-    try:
-        yield system
-    finally:
-        system.stop()
 
 
 def wait_for(address: Served, condition: Callable[[View], bool]) -> None:
@@ -115,7 +102,7 @@ def take(page: Page, address: Served, name: str) -> None:
 def take_all(page: Page, seconds: float) -> None:
     """Write the pictures of the documentation."""
     DOCS.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, new_system() as system:
+    with tempfile.TemporaryDirectory() as folder, new_system(NAME) as system:
         tokenizer = str(write_tokenizer(Path(folder)))
         pipeline = SimulatedPipeline(system, DYING * seconds)
         with served(values=True, tokenizer=tokenizer, system=system) as address, pipeline:

@@ -12,12 +12,11 @@ import re
 import time
 from pathlib import Path
 
-from simulated_pipeline import SimulatedPipeline
+from simulated_pipeline import SimulatedPipeline, new_system
 
 from transfer_queue.cli.top.app import TopApp
 from transfer_queue.cli.top.follower import Follower
-from transfer_queue.config.settings import Settings
-from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher import RunningSystem
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "assets" / "tq-top.svg"
 NAME = "screenshots"
@@ -60,13 +59,9 @@ def smaller(picture: str) -> str:
 
 def main() -> None:
     """Run the pipeline, and write the picture."""
-    system = start_local(NAME, {"settings": Settings.from_config(None).to_json()})
-    try:
-        with SimulatedPipeline(system, DYING):
-            time.sleep(SECONDS)
-            PAGE.write_text(smaller(asyncio.run(take(system))))
-    finally:
-        system.stop()
+    with new_system(NAME) as system, SimulatedPipeline(system, DYING):
+        time.sleep(SECONDS)
+        PAGE.write_text(smaller(asyncio.run(take(system))))
 
 
 if __name__ == "__main__":
