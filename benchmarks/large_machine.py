@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LANES = 4
 SECONDS = 460.0
 """The time for everything, so that what runs can be ended in less than eight minutes."""
-ALONE = ("kv", "gpu", "views", "trainings")
+ALONE = ("kv", "gpu", "trainings")
 OTHERS = (
     "rare_events", "small_operations", "pipeline", "balance", "wakeup", "queues", "claims", "memory", "durability",
     "timeline", "controller_limits", "loader", "restart", "live_page", "tags", "equal_values",

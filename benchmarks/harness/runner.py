@@ -33,7 +33,6 @@ NAMES = (
     "durability",
     "restart",
     "loader",
-    "views",
     "equal_values",
     "timeline",
     "live_page",
