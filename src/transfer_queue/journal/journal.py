@@ -142,7 +142,7 @@ def _snapshot(folder: Path, number: int, clock: ClockIdentity, capacity: int | N
         shift_ages(state, clock.shift_from(ClockIdentity(tree["boot"], tree["offset"])))
     except (CheckpointError, LookupError, TypeError) as error:
         raise JournalError(
-            f"the journal's snapshot cannot be read: {error} Bring the file back, or start with an empty folder "
+            f"the journal's snapshot {path} cannot be read: {error} Bring the file back, or start with an empty folder "
             f"(durability.folder)"
         ) from error
     return state
