@@ -29,7 +29,7 @@ from benchmarks.harness import payloads
 from benchmarks.harness.counted.sitecustomize import count_instructions, counted
 from benchmarks.harness.machine import RawSocket, clocked, cpu_seconds
 from benchmarks.harness.payloads import Payload
-from benchmarks.harness.systems import System, Worker, raw_socket, system
+from benchmarks.harness.systems import System, Worker, raw_socket, system, waiting_claims
 from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
@@ -119,6 +119,7 @@ class Windows:
 
     def _puts_and_gets(self) -> dict[str, Measure]:
         client, bare, measures = self._client, self._bare, {}
+        view = partial(client.get_data, self._meta, copy=False)
         if bare is not None:
             measures["bare socket"] = Measure(200, lambda calls: [bare.seconds(*BYTES) for _ in range(calls)])
         return measures | {
@@ -127,7 +128,9 @@ class Windows:
             "put of 64 rows x 3 fields": Measure(30, each(self._put_batch), finish=self._clearing("batches")),
             "get of 64 rows x 3 fields": Measure(40, each(lambda: tq.kv_batch_get(KEYS, "kept"))),
             "get_data of 64 rows x 3 fields": Measure(40, each(lambda: client.get_data(self._meta))),
-            "get_data of 64 rows x 3 fields as views": Measure(40, each(self._view), finish=self._views.clear),
+            "get_data of 64 rows x 3 fields as views": Measure(
+                40, each(lambda: self._hold(view)), finish=self._views.clear
+            ),
             "tag update of a row": Measure(80, each(self._update_tag)),
             "tag update of 64 rows": Measure(30, each(lambda: tq.kv_batch_put(KEYS, "kept", tags=self._tags))),
             "kv_list of 64 keys": Measure(80, each(lambda: tq.kv_list("kept"))),
@@ -135,24 +138,16 @@ class Windows:
         }
 
     def _copies(self) -> dict[str, Measure]:
-        def prepare(what: str) -> None:
-            if what not in self._large:
-                self._large[what] = payloads.make(LARGE[what], 1)
-                tq.kv_batch_put(LARGE[what].keys, what, self._large[what])
-
-        measures = {}
+        measures: dict[str, Measure] = {}
         for what, payload in LARGE.items():
-            put = each(
-                partial(lambda what, keys: tq.kv_batch_put(keys, "copied", self._large[what]), what, payload.keys)
-            )
-            get = each(partial(tq.kv_batch_get, payload.keys, what))
-            ready = partial(lambda what, calls: prepare(what), what)
-            measures[f"put of {what}"] = Measure(2, put, ready, self._clearing("copied"))
-            measures[f"get of {what}"] = Measure(2, get, ready)
-            view = each(
-                partial(lambda what, keys: self._hold(tq.kv_batch_get(keys, what, copy=False)), what, payload.keys)
-            )
-            measures[f"get of {what} as views"] = Measure(2, view, ready, self._views.clear)
+            get, ready = partial(tq.kv_batch_get, payload.keys, what), partial(self._put_large, what)
+            measures |= {
+                f"put of {what}": Measure(2, each(partial(self._copy, what)), ready, self._clearing("copied")),
+                f"get of {what}": Measure(2, each(get), ready),
+                f"get of {what} as views": Measure(
+                    2, each(partial(self._hold, partial(get, copy=False))), ready, self._views.clear
+                ),
+            }
         return measures
 
     def _claims(self) -> dict[str, Measure]:
@@ -241,12 +236,18 @@ class Windows:
     def _update_tag(self) -> None:
         tq.kv_put(KEYS[0], "kept", tag={"n": next(self._number), "status": "running"})
 
-    def _view(self) -> None:
-        self._hold(self._client.get_data(self._meta, copy=False))
+    def _hold(self, get: Callable[[], TensorDict]) -> None:
+        """Get views, and keep them until the end of a window, so that their end is not measured."""
+        self._views.append(get())
 
-    def _hold(self, views: TensorDict) -> None:
-        """Keep views until the end of a window, so that their end is not measured."""
-        self._views.append(views)
+    def _put_large(self, what: str, calls: int) -> None:
+        """Put the rows of large gets, unless this was done before."""
+        if what not in self._large:
+            self._large[what] = payloads.make(LARGE[what], 1)
+            tq.kv_batch_put(LARGE[what].keys, what, self._large[what])
+
+    def _copy(self, what: str) -> None:
+        tq.kv_batch_put(LARGE[what].keys, "copied", self._large[what])
 
     def _claim(self) -> None:
         self._client.get_meta(["x", "y"], CLAIM, "claimed", task_name="train")
@@ -311,7 +312,7 @@ class Windows:
                 )
                 for n, sampling in enumerate(samplings)
             ]
-            while self._waiting("woken") < self._ranks:
+            while waiting_claims("woken") < self._ranks:
                 await asyncio.sleep(0.01)
             began = time.perf_counter()
             await self._client.async_put(table(self._ranks), partition_id="woken")
@@ -319,11 +320,6 @@ class Windows:
             return time.perf_counter() - began
 
         return [self._loop.run_until_complete(wake()) for _ in range(calls)]
-
-    def _waiting(self, partition: str) -> int:
-        """Return the number of claims that wait in a partition."""
-        status = self._client.status()
-        return sum(task.waiting for each in status.partitions if each.name == partition for task in each.tasks)
 
     def _save(self) -> None:
         tq.save_checkpoint(Path(self._folder.name) / str(next(self._number)), partitions="saved")

@@ -129,7 +129,7 @@ def test_named_files(page):
     [
         (["README.md"], 1_000),
         (["CHANGELOG.md"], 1_500),
-        (["docs/performance.md"], 1_500),
+        (["docs/performance.md"], 1_600),
         (["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md"], 75_000),
     ],
 )

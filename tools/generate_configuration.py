@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
+
+from generated_files import ROOT, write_or_check
 
 from transfer_queue.config.declaration import Setting
 from transfer_queue.config.environment import VARIABLES
@@ -28,7 +27,6 @@ from transfer_queue.config.validators import (
 )
 from transfer_queue.sampler import BUILT_IN
 
-ROOT = Path(__file__).resolve().parent.parent
 YAML = ROOT / "src" / "transfer_queue" / "config.yaml"
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
 WIDTH = 120
@@ -210,24 +208,5 @@ def page() -> str:
     return "\n\n".join([PAGE_INTRODUCTION.strip(), the_ten(), *page_sections(DEFAULTS), *environment()]) + "\n"
 
 
-def main() -> int:
-    """Write the files, or compare them. Return 1 if a file differs with --check."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare the files, and write nothing")
-    check = parser.parse_args().check
-    differing = []
-    for path, text in ((YAML, yaml_file()), (PAGE, page())):
-        if path.exists() and path.read_text("utf-8") == text:
-            continue
-        differing.append(str(path.relative_to(ROOT)))
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
-    if differing and check:
-        print(f"{', '.join(differing)}: not up to date; run python tools/generate_configuration.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_or_check({YAML: yaml_file(), PAGE: page()})

@@ -15,7 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
+from generated_files import ROOT, write_or_check
+
+PACKAGE = ROOT / "src" / "transfer_queue"
 TOPICS = ("fetch", "sample", "partition", "status", "kv", "update", "lease", "checkpoint")
 SOURCES = tuple(PACKAGE / "client" / "operations" / f"{topic}_operations.py" for topic in TOPICS)
 WITH_FILES = SOURCES[-1]  # its operations read and write files
@@ -215,27 +217,17 @@ def _formatted(source: str) -> str:
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 
-def main(arguments: list[str]) -> int:
-    """Write the generated modules, or check them with --check."""
+def modules() -> dict[Path, str]:
+    """Return the text of both generated modules."""
     found = operations()
     files_of = {function.name for function in operations((WITH_FILES,))}
     methods = [_method(function, function.name in files_of) for function in found]
-    files = {
+    sources = {
         PACKAGE / "client" / "_generated_methods.py": CLIENT_HEAD + "".join("\n" + method for method in methods),
         PACKAGE / "_generated_kv.py": KV_HEAD + "".join(_function(f) for f in found if f.name in KV_FUNCTIONS),
     }
-    stale = []
-    for path, source in files.items():
-        wanted = _formatted(source)
-        if not path.exists() or path.read_text() != wanted:
-            stale.append(path.name)
-            if "--check" not in arguments:
-                path.write_text(wanted)
-    if stale and "--check" in arguments:
-        print(f"not up to date: {', '.join(stale)}; run python tools/generate_surface.py")
-        return 1
-    return 0
+    return {path: _formatted(source) for path, source in sources.items()}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_or_check(modules())

@@ -6,16 +6,15 @@ dashboard asks for a Prometheus data source.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
+
+from generated_files import ROOT, write_or_check
 
 from transfer_queue.metrics.families import ROWS
 from transfer_queue.metrics.samples import Family
 
-FILE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue" / "metrics" / "grafana.json"
+FILE = ROOT / "src" / "transfer_queue" / "metrics" / "grafana.json"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, ACROSS = 8, 8, 3
 """The size of a panel, in a grid of 24 columns, and the number of panels side by side."""
@@ -159,17 +158,5 @@ def graph(number: int, title: str, metrics: dict[str, Family], x: int, y: int) -
     }  # fmt: skip
 
 
-def main() -> int:
-    """Write the file; with --check, return 1 if it is not up to date."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file is not up to date")
-    text = json.dumps(dashboard(), indent=1) + "\n"
-    if parser.parse_args().check:
-        return int(FILE.read_text() != text)
-    FILE.parent.mkdir(exist_ok=True)
-    FILE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_or_check({FILE: json.dumps(dashboard(), indent=1) + "\n"})

@@ -9,13 +9,13 @@ docs/assets/site.css). Elsewhere, as an image, it has the light colors, which ar
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-PAGES = Path(__file__).resolve().parent.parent / "docs" / "diagrams"
+from generated_files import ROOT, write_or_check
+
+PAGES = ROOT / "docs" / "diagrams"
 
 WIDTH = 920
 MARGIN = 100  # from the edge to the first lifeline
@@ -289,21 +289,5 @@ def _width(text: str) -> float:
     return 7.0 * len(text)
 
 
-def main(arguments: list[str]) -> int:
-    """Write the diagrams; with --check, compare only."""
-    wanted = {f"{name}.svg": svg_of(name, diagram) for name, diagram in DIAGRAMS.items()}
-    stale = [name for name, text in wanted.items() if not _is(PAGES / name, text)]
-    if stale and "--check" in arguments:
-        print(f"not up to date: {', '.join(stale)}; run python tools/make_diagrams.py")
-        return 1
-    for name in stale:
-        (PAGES / name).write_text(wanted[name], "utf-8")
-    return 0
-
-
-def _is(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text("utf-8") == text
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_or_check({PAGES / f"{name}.svg": svg_of(name, diagram) for name, diagram in DIAGRAMS.items()})

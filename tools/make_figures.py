@@ -15,18 +15,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from generated_files import ROOT, write_or_check
+
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.harness.kept_results import MEASURED, Results, factors, read, row_of  # noqa: E402
-from benchmarks.harness.plots import comparison  # noqa: E402
-from benchmarks.harness.raw_tables import cells, page_of  # noqa: E402
-from benchmarks.harness.report import RATES, number  # noqa: E402
+from benchmarks.harness.kept_results import MEASURED, Results, factors, read, row_of
+from benchmarks.harness.plots import comparison
+from benchmarks.harness.raw_tables import cells, page_of
+from benchmarks.harness.report import RATES, number
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURE = ROOT / "docs" / "diagrams" / "peers.svg"
-BLOCK = re.compile(r"(?<=<!-- figures: )(?P<name>[\w/.]+) -->\n.*?(?=<!-- end of figures -->)", re.DOTALL)
+BLOCK = re.compile(r"(?<=<!-- figures: )(?P<name>[\w/. ]+) -->\n.*?(?=<!-- end of figures -->)", re.DOTALL)
 
 RAY, ARRAYS, OLD = "Ray", "Ray, NumPy arrays", "TransferQueue 0.1.11"
 HEAD = ("", "TransferQueue", RAY, OLD)
@@ -94,9 +95,9 @@ GROWTH: tuple[tuple[str, str, Sequence[tuple[str, str, str]]], ...] = (
         ("1", "wakeup", "call of a put to yield"), ("1,024", "wakeup", "1,024 waiting ranks, all woken"),
     )),
     ("single-row puts, one client", "durability", (
-        ("none", "journal", "single-row puts, 1 client, journal none"),
-        ("async", "journal", "single-row puts, 1 client, journal async"),
-        ("sync", "journal", "single-row puts, 1 client, journal sync"),
+        ("none", "durability", "single-row puts, journal none"),
+        ("async", "durability", "single-row puts, journal async"),
+        ("sync", "durability", "single-row puts, journal sync"),
         ("values on disk, sync", "durability", "single-row puts, values machine, sync"),
     )),
     ("memory of the controller for a sample", "content", (
@@ -206,6 +207,36 @@ def gpu(results: Results) -> str:
     return table(*lines, head=("256 MiB", "time", "rate"))
 
 
+def by_machine(kept: dict[str, Results], shared: dict[Place, str] = PAGE_ROWS) -> str:
+    """Return the table of some results on each machine that has them."""
+    known = {name: results for name, results in kept.items() if "kv" in results}
+    if len(known) == 1:
+        return f"Only `{next(iter(known))}` has the results of the first table so far."
+    lines = []
+    for (benchmark, begin), words in shared.items():
+        rows = [row_of(results, benchmark, begin) if benchmark in results else None for results in known.values()]
+        lines.append((words, *("-" if row is None else shown(row["ours"], row["unit"]) for row in rows)))
+    return table(*lines, head=("TransferQueue", *(f"`{name}`" for name in known)))
+
+
+def trainings(kept: dict[str, Results]) -> str:
+    """Return the table of the replays of trainings on each machine."""
+    lines = []
+    for machine, results in kept.items():
+        rows = {row["what"]: row for row in results["trainings"]["rows"]} if "trainings" in results else {}
+        for name in dict.fromkeys(what.rpartition(": ")[0] for what in rows):
+            p50, p99, controller, moved = (
+                rows[f"{name}: {what}"]
+                for what in ("put to yield, p50", "put to yield, p99", "controller", "bytes of puts and gets")
+            )
+            ours = f"{number(p50['ours'])}, {number(p99['ours'])}"
+            ray = f"{number(p50['peers'][RAY])}, {number(p99['peers'][RAY])}" if RAY in p50["peers"] else "-"
+            rate = number(controller["more"]["samples_a_second"])
+            shares = f"{number(controller['ours'])} %, {number(100 * moved['ratio'])} %"
+            lines.append((name.rpartition(", ")[0].rpartition(", ")[0], f"`{machine}`", rate, ours, ray, shares))
+    return table(*lines, head=("training", "machine", "samples/s", "p50, p99", "Ray", "controller, memory"))
+
+
 def machine_of(document: dict[str, Any]) -> str:
     """Return the machine of a benchmark without its software, and the date."""
     return f"{document['machine'].split(', Linux')[0]} ({document['date']})"
@@ -217,7 +248,8 @@ def machines(kept: dict[str, Results]) -> str:
     for name, results in kept.items():
         document = results.get("kv") or next(iter(results.values()))
         dates = sorted({each["date"] for each in results.values()})
-        what = "the GPU" if list(results) == ["gpu"] else "everything else"
+        uses = {"the GPU": "gpu" in results, "the tables with several machines": "kv" in results}
+        what = " and ".join(use for use, holds in uses.items() if holds) if lines else "everything else"
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         lines.append(f"- `{name}`, for {what}: {document['machine']}; {when}")
     return "\n".join(lines)
@@ -240,6 +272,8 @@ def blocks(kept: dict[str, Results]) -> dict[str, Callable[[], str]]:
         "near": lambda: near(results),
         "growth": lambda: growth(results),
         "gpu": lambda: gpu(on_gpu),
+        "by machine": lambda: by_machine(kept),
+        "trainings": lambda: trainings(kept),
         "machines": lambda: machines(kept),
     }
 
@@ -262,20 +296,5 @@ def files(kept: dict[str, Results]) -> dict[Path, str]:
     return wanted | {MEASURED / name / "README.md": page_of(name, results) for name, results in kept.items()}
 
 
-def main() -> int:
-    """Write or check the files. Return the exit code."""
-    wanted = files(read())
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            name = path.relative_to(ROOT)
-            print(f"{name} does not have the figures of benchmarks/measured; run `make generate`", file=sys.stderr)
-        return int(bool(stale))
-    for path in stale:
-        path.write_text(wanted[path], "utf-8")
-        print(f"wrote {path.relative_to(ROOT)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_or_check(files(read()))

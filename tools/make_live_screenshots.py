@@ -11,29 +11,23 @@ name them. Needs Chromium, as the tests of the page do.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tools")]
 
-from simulated_pipeline import SimulatedPipeline, write_tokenizer  # noqa: E402
+from simulated_pipeline import SimulatedPipeline, new_system, write_tokenizer  # noqa: E402
 
 from chromium import DESKTOP, PHONE, Page, chromium  # noqa: E402  (in tests/)
 from tests.live.browser import invented  # noqa: E402
 from tests.live.browser.canned_server import CannedServer, canned_server  # noqa: E402
 from tests.live.live_system import Page as Served  # noqa: E402
 from tests.live.live_system import served  # noqa: E402
-from transfer_queue import TransferQueueClient  # noqa: E402
-from transfer_queue.config.settings import Settings  # noqa: E402
-from transfer_queue.errors import TransferQueueError  # noqa: E402
-from transfer_queue.node.system.launcher import RunningSystem, start_local  # noqa: E402
 
 DOCS = ROOT / "docs" / "assets" / "live"
 WIDE = (1440, 900)
@@ -43,32 +37,15 @@ STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended", 
 NAME = "grpo-math"
 SECONDS = 290.0  # of the pipeline before the first pictures: the timeline covers 300
 DYING = 0.6  # of these seconds, after which two ranks of reward fail
-EMPTY_SECONDS = 8.0  # of a new system before its picture
 STOPPED_SECONDS = 75.0  # for which nothing was dealt before the picture of a stopped system
 QUALITY = 55  # of the WebP files, so that each is smaller than 130 kB
 AHEAD = 96  # samples behind the first one that lacks a field is one that lacks it for some seconds more
 LIMIT = 600.0  # seconds for each condition
 
-# Name of a picture in the documentation -> size, dark, whether it shows the complete page.
-PICTURES = {
-    "live-light": (WIDE, False, True),
-    "live-dark": (WIDE, True, True),
-    "live-sample": (WIDE, False, False),
-    "live-stopped": (WIDE, False, False),
-    "live-empty": ((1440, 620), False, False),
-}
+# Name of a picture in the documentation -> whether it shows the complete page.
+PICTURES = {"live-light": True, "live-sample": False, "live-stopped": False}
 
 View = dict[str, Any]
-
-
-@contextlib.contextmanager
-def new_system() -> Iterator[RunningSystem]:
-    """Start a system that ends with the block."""
-    system = start_local(NAME, {"settings": Settings.from_config(None).to_json()})
-    try:
-        yield system
-    finally:
-        system.stop()
 
 
 def wait_for(address: Served, condition: Callable[[View], bool]) -> None:
@@ -86,12 +63,6 @@ def wait_for(address: Served, condition: Callable[[View], bool]) -> None:
             if time.monotonic() > limit:
                 break
     raise TimeoutError(f"the page has not shown what the picture needs; its verdict is {view.get('verdict')}")
-
-
-def is_empty(view: View) -> bool:
-    """Whether somebody waits, for a while, for the first samples."""
-    waits = view["state"]["state"] == "empty" and bool(view["clients"]["waiting"])
-    return waits and view["now"] - view["system"]["started"] >= EMPTY_SECONDS
 
 
 def is_slow(seconds: float) -> Callable[[View], bool]:
@@ -114,44 +85,29 @@ def is_stopped(view: View) -> bool:
     return verdict["state"] == "stopped" and view["now"] - (verdict["since"] or view["now"]) >= STOPPED_SECONDS
 
 
-def claim(system: RunningSystem) -> None:
-    """Wait for samples of a partition that does not exist, until the system ends."""
-    with contextlib.suppress(TransferQueueError), TransferQueueClient(system, task="train", rank=0) as client:
-        client.get_meta(["response"], 8, "step_0", task_name="train", timeout=LIMIT)
-
-
 def take(page: Page, address: Served, name: str) -> None:
     """Write a picture of a page."""
-    size, dark, whole = PICTURES[name]
-    page.show_as(size, dark)
+    page.show_as(WIDE, False)
     page.call("Page.navigate", url=address.address)
-    empty = name == "live-empty"
-    page.wait_for(
-        "!!document.querySelector('main')" + ("" if empty else " && !document.querySelector('#matrix').hidden")
-    )
+    page.wait_for("!!document.querySelector('main') && !document.querySelector('#matrix').hidden")
     if name == "live-sample":
         link = "document.querySelector('.matrix .remark [data-index]')"
         page.wait_for(f"!!{link}")
         page.evaluate(f"{link}.dataset.index = Number({link}.dataset.index) + {AHEAD}, {link}.click()")
         page.wait_for("!!document.querySelector('dialog .history')")
         page.evaluate("document.activeElement.blur()")
-    page.screenshot(DOCS / f"{name}.webp", whole, QUALITY)
+    page.screenshot(DOCS / f"{name}.webp", PICTURES[name], QUALITY)
 
 
 def take_all(page: Page, seconds: float) -> None:
     """Write the pictures of the documentation."""
     DOCS.mkdir(parents=True, exist_ok=True)
-    with new_system() as system, served(system=system) as address:
-        waiting = threading.Thread(target=claim, args=(system,), daemon=True)
-        waiting.start()
-        wait_for(address, is_empty)
-        take(page, address, "live-empty")
-    with tempfile.TemporaryDirectory() as folder, new_system() as system:
+    with tempfile.TemporaryDirectory() as folder, new_system(NAME) as system:
         tokenizer = str(write_tokenizer(Path(folder)))
         pipeline = SimulatedPipeline(system, DYING * seconds)
         with served(values=True, tokenizer=tokenizer, system=system) as address, pipeline:
             wait_for(address, is_slow(seconds))
-            for name in ("live-light", "live-dark", "live-sample"):
+            for name in ("live-light", "live-sample"):
                 take(page, address, name)
             pipeline.fail("reward")
             wait_for(address, is_stopped)

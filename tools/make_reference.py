@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from generated_files import ROOT, write_or_check
 
 from transfer_queue import cli, errors
 from transfer_queue.metrics.exposition import COMPATIBLE
 from transfer_queue.metrics.families import ROWS
 from transfer_queue.metrics.samples import Family
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = ROOT / "docs"
+CLI, METRICS = DOCS / "reference" / "cli.md", DOCS / "metrics.md"
 HEAD = "<!-- Made by tools/make_reference.py. Change {source} instead, and run the tool again. -->"
 END = "<!-- The end of what tools/make_reference.py made. -->"
 EXPLAINED_ONCE = {"--json", "--name"}
@@ -160,40 +162,24 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text.endswith(('.', ')')) else '.'}" if text else ""
 
 
-def with_section(page: str, source: str, section: str) -> str:
+def with_section(page: Path, source: str, section: str) -> str:
     """Return the text of a page with another section between its markers."""
     head = HEAD.format(source=source)
-    before, _, rest = (DOCS / page).read_text("utf-8").partition(head)
+    before, _, rest = page.read_text("utf-8").partition(head)
     _, found, after = rest.partition(END)
     if not found:
-        raise ValueError(f"docs/{page} must have the two lines {head!r} and {END!r}, in this order; add them")
+        raise ValueError(f"{page} must have the two lines {head!r} and {END!r}, in this order; add them")
     return f"{before}{head}\n\n{section}\n\n{END}{after}"
 
 
-def pages() -> dict[str, str]:
-    """Return every page, by its path in docs/."""
+def pages() -> dict[Path, str]:
+    """Return the text of every page."""
     return {
-        "reference/cli.md": with_section("reference/cli.md", "the modules of transfer_queue.cli", cli_section()),
-        "metrics.md": with_section("metrics.md", "src/transfer_queue/metrics/families.py", metrics_section()),
-        "reference/errors.md": errors_page(),
+        CLI: with_section(CLI, "the modules of transfer_queue.cli", cli_section()),
+        METRICS: with_section(METRICS, "src/transfer_queue/metrics/families.py", metrics_section()),
+        DOCS / "reference" / "errors.md": errors_page(),
     }
 
 
-def main(arguments: list[str]) -> int:
-    """Write the pages; with --check, compare only."""
-    wanted = pages()
-    stale = [name for name, text in wanted.items() if not _is(DOCS / name, text)]
-    if stale and "--check" in arguments:
-        print(f"not up to date: {', '.join(stale)}; run python tools/make_reference.py")
-        return 1
-    for name in stale:
-        (DOCS / name).write_text(wanted[name], "utf-8")
-    return 0
-
-
-def _is(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text("utf-8") == text
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_or_check(pages())

@@ -11,11 +11,11 @@ and compares the pages.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from generated_files import ROOT, write_or_check
+
 SCRIPTS = ROOT / "examples" / "tutorials"
 PAGES = ROOT / "docs" / "tutorials"
 
@@ -80,29 +80,13 @@ def name_of(script: Path) -> str:
     return script.stem.replace("_", "-") + ".md"
 
 
-def pages() -> dict[str, str]:
-    """Return every file of docs/tutorials, by name."""
+def pages() -> dict[Path, str | None]:
+    """Return the text of every file of docs/tutorials; None for a page whose script is gone."""
     scripts = sorted(SCRIPTS.glob("[0-9]*.py"))
-    made = {name_of(script): page_of(script) for script in scripts}
-    return {"README.md": LIST_HEAD + "\n".join(map(entry_of, scripts)) + "\n", **made}
-
-
-def main(arguments: list[str]) -> int:
-    """Write the pages; with --check, compare only."""
-    wanted = pages()
-    there = {path.name: path.read_text("utf-8") for path in PAGES.glob("*")}
-    stale = sorted(name for name in {*wanted, *there} if wanted.get(name) != there.get(name))
-    if stale and "--check" in arguments:
-        print(f"not up to date: {', '.join(stale)}; run python tools/make_tutorials.py")
-        return 1
-    PAGES.mkdir(exist_ok=True)
-    for name in stale:
-        if name in wanted:
-            (PAGES / name).write_text(wanted[name], "utf-8")
-        else:
-            (PAGES / name).unlink()
-    return 0
+    made = {PAGES / name_of(script): page_of(script) for script in scripts}
+    contents = LIST_HEAD + "\n".join(map(entry_of, scripts)) + "\n"
+    return {**dict.fromkeys(PAGES.glob("*")), PAGES / "README.md": contents, **made}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_or_check(pages())

@@ -10,14 +10,16 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from transfer_queue import TransferQueueClient
+from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.node.system.launcher import RunningSystem
+from transfer_queue.node.system.launcher import RunningSystem, start_local
 
 BATCH = 8  # samples of one put or claim
 STEPS = 3  # partitions that are kept after they are trained
@@ -94,6 +96,16 @@ def write_tokenizer(folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
+
+
+@contextlib.contextmanager
+def new_system(name: str) -> Iterator[RunningSystem]:
+    """Start a system that ends with the block."""
+    system = start_local(name, {"settings": Settings.from_config(None).to_json()})
+    try:
+        yield system
+    finally:
+        system.stop()
 
 
 class SimulatedPipeline:

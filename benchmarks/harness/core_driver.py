@@ -13,6 +13,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
 from transfer_queue.core.jobs import Jobs
+from transfer_queue.core.state.state import State
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
@@ -41,8 +42,10 @@ class Core:
         units: int = 1,
         timeline_events: int = TIMELINE_EVENTS,
         fields: int | None = None,
+        restored: State | None = None,
     ) -> None:
-        self.controller = Controller(CoreConfig(sampler or SequentialSampler(), timeline_events=timeline_events))
+        config = CoreConfig(sampler or SequentialSampler(), timeline_events=timeline_events)
+        self.controller = Controller(config, restored=restored)
         self._schema, self._dims, self._row_bytes = SCHEMA, DIMS, ROW_BYTES
         if fields is not None:  # of 128 numbers each, instead of FIELDS
             self._schema = [FieldSpec(f"f{number}", "tensor", "float32", 1, False) for number in range(fields)]
@@ -83,6 +86,16 @@ class Core:
             if isinstance(effect, Send) and isinstance(effect.reply, Failure):
                 raise AssertionError(f"{type(request).__name__} failed: {effect.reply.message}")
         return took, effects
+
+    def reply(self, request: AnyRequest, client: str = "reader") -> Any:
+        """Return the reply to a request."""
+        (reply,) = (effect.reply for effect in self.send(request, client)[1] if isinstance(effect, Send))
+        return reply
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Return the names of the fields of `publish`."""
+        return tuple(spec.name for spec in self._schema)
 
     def publish(
         self, rows: int, partition: str = "p", client: str = "client", unit: int = 0, **more: Any

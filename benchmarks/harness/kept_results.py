@@ -18,12 +18,16 @@ TIMES = ("us", "ms", "s")
 
 
 def read(folder: Path = MEASURED) -> dict[str, Results]:
-    """Return the results of each machine, those of the machine with the most benchmarks first."""
+    """Return the results of each machine, first those of the one with the most results of peers, then of benchmarks."""
     kept = {
         each.name: {name: json.loads(path.read_text()) for name in NAMES if (path := each / f"{name}.json").exists()}
         for each in sorted(folder.iterdir())
     }
-    return dict(sorted(kept.items(), key=lambda item: -len(item[1])))
+    return dict(sorted(kept.items(), key=lambda item: (-_beside_peers(item[1]), -len(item[1]))))
+
+
+def _beside_peers(results: Results) -> int:
+    return sum(bool(row["peers"]) for each in results.values() for row in each["rows"])
 
 
 def row_of(results: Results, benchmark: str, begin: str) -> dict[str, Any]:

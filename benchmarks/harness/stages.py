@@ -78,14 +78,6 @@ class Step:
             heapq.heappush(free, begin + float(tokens[part].sum()) * self.update)
         return max(free)
 
-    def in_turn(self, seed: int) -> float:
-        """Return the seconds of a step if only the work takes time, and each stage waits for the previous one."""
-        lengths = self.lengths(seed)
-        tokens = float(lengths.sum())
-        shares = lengths.reshape(self.ranks, -1).sum(axis=1)
-        stages = self.samples * self.reward + tokens * self.reference + float(shares.max()) * self.update
-        return self.rolled_out(seed)[-1][0] + stages
-
 
 def score(answer: torch.Tensor) -> float:
     """Return the reward of an answer."""

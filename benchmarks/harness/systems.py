@@ -44,6 +44,12 @@ def own_folder() -> Iterator[str]:
             environment.update(before)
 
 
+def start_system(name: str, conf: dict[str, Any] | None = None) -> RunningSystem:
+    """Start a system with these settings in the runtime folder of this process."""
+    config = {"settings": Settings.from_config(conf).to_json(), "conf": {}}
+    return start_local(name, config, environment=process_environment())
+
+
 class System:
     """A running system, to which this process is attached (`transfer_queue.kv_put` works)."""
 
@@ -60,21 +66,22 @@ class System:
 
 
 @contextlib.contextmanager
-def system(conf: dict[str, Any] | None = None, sampler: object | None = None) -> Iterator[System]:
+def system(conf: dict[str, Any] | None = None) -> Iterator[System]:
     """Start a system with these settings in its own folder, and stop it at the end."""
     with own_folder():
-        settings = Settings.from_config(conf)
-        config = {"settings": settings.to_json(), "conf": {}}
-        named: dict[str, Any] = (
-            {} if sampler is None else {"samplers": {"": sampler}}
-        )  # two_builds also starts older releases
-        running = start_local("bench", config, environment=process_environment(), **named)
+        running = start_system("bench", conf)
         try:
             tq.init()
             yield System(running)
         finally:
             tq.close()
             running.stop()
+
+
+def waiting_claims(partition: str) -> int:
+    """Return the number of claims that wait in a partition."""
+    status = tq.get_client().status()
+    return sum(task.waiting for each in status.partitions if each.name == partition for task in each.tasks)
 
 
 class Worker:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -11,7 +13,7 @@ import torch
 from ray.util.queue import Queue
 from tensordict import TensorDict
 
-from benchmarks.harness import payloads, queue_items, stages
+from benchmarks.harness import payloads, queue_items, replays, stages
 from benchmarks.peers.answering import PROCESSES, serve, team, threads
 
 TEAM: list[Any] = []
@@ -27,6 +29,82 @@ def touched(value: Any) -> int:
             tensor = tensor.values() if tensor.is_nested else tensor
             total += int(tensor.contiguous().view(-1).view(torch.uint8)[::4096].sum())
     return total
+
+
+class TaskQueues:
+    """A queue for each task of a replay. An item is a dict of references to the objects of some samples, by name."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, asyncio.Queue[Any]] = {name: asyncio.Queue() for name in replays.NEEDS}
+        self._turns = {name: asyncio.Lock() for name in replays.NEEDS}
+        self._parts: list[Any] = []
+
+    async def put(self, task: str, item: dict[str, list[Any]] | None) -> None:
+        """Put an item, or the end."""
+        await self._queues[task].put(item)
+
+    async def put_part(self, refs: list[Any]) -> None:
+        """Keep the parts of an unfinished answer."""
+        self._parts += refs
+
+    async def take(self, task: str, count: int) -> list[dict[str, list[Any]]]:
+        """Wait for this number of items, or for fewer at the end."""
+        found: list[dict[str, list[Any]]] = []
+        async with self._turns[task]:
+            while len(found) < count:
+                item = await self._queues[task].get()
+                if item is None:
+                    await self._queues[task].put(None)
+                    break
+                found.append(item)
+        return found
+
+
+class Port:
+    """How a process of a replay reaches Ray's object store, and the actor that passes references on."""
+
+    def __init__(self, replay: replays.Replay, queues: Any) -> None:
+        self._replay, self._queues = replay, queues
+        self._first, self._next = replay.tasks[0], dict(zip(replay.tasks, (*replay.tasks[1:], replays.UPDATE)))
+
+    def put_batch(self, rows: replays.Rows) -> None:
+        """Put new samples as one object."""
+        self._pass(self._first, {"answer": [ray.put(replays.columns(rows))]})
+
+    def put_answer(self, number: int, answer: replays.Rows, reward: replays.Rows) -> None:
+        """Put a new sample and its reward. Ray's store has no tags."""
+        self._pass(self._first, {"answer": [ray.put(answer)], "reward": [ray.put(reward)]})
+
+    def put_part(self, ids: torch.Tensor) -> None:
+        """Put a part of an unfinished answer."""
+        ray.get(self._queues.put_part.remote([ray.put(ids)]))
+
+    def add(self, handle: dict[str, list[Any]], name: str, rows: replays.Rows) -> None:
+        """Pass the samples on with one more object."""
+        self._pass(self._next[name], handle | {name: [ray.put(replays.columns(rows))]})
+
+    def batches(self, task: str, rank: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the objects that a task reads, and all references."""
+        count = self._replay.batch if self._replay.single and task == self._first else 1
+        while True:
+            items = ray.get(self._queues.take.remote(task, count))
+            if not items:
+                break
+            refs = {name: [ref for item in items for ref in item[name]] for name in items[0]}
+            yield ray.get([ref for name in replays.NEEDS[task] for ref in refs[name]]), refs
+        if task in self._next:
+            self._pass(self._next[task], None)
+
+    def rows(self, data: list[Any]) -> replays.Rows:
+        """Return the values of some objects."""
+        found: replays.Rows = {}
+        for each in data:
+            for name, rows in replays.rows_of(each).items():
+                found.setdefault(name, []).extend(rows)
+        return found
+
+    def _pass(self, task: str, item: dict[str, list[Any]] | None) -> None:
+        ray.get(self._queues.put.remote(task, item))
 
 
 @ray.remote(num_cpus=0)
@@ -93,6 +171,12 @@ class Other:
         """A stage."""
         time.sleep(sum(map(len, batch["answer"])) * step.reference)
         return [answer * 0.5 for answer in batch["answer"]]
+
+    def play(self, act: Any, queues: Any, case: replays.Replay, *arguments: Any) -> replays.Report:
+        """Run one process of a replay."""
+        torch.set_num_threads(1)
+        report: replays.Report = act(case, Port(case, queues), *arguments)
+        return report
 
     def rollout(self, step: Any, seed: int) -> dict[str, Any]:
         """A stage."""
@@ -187,6 +271,26 @@ def pipeline(steps: int, **case: Any) -> dict[str, float]:
     return {"ms": statistics.median(took[1:]) * 1e3}
 
 
+def replay(**case: Any) -> dict[str, float]:
+    """Return the figures of a replay, after a short one."""
+    whole = replays.Replay(**case)
+    _replay(replays.warming(whole))
+    return _replay(whole)
+
+
+def _replay(case: replays.Replay) -> dict[str, float]:
+    roles = [(replays.add, name) for name in case.tasks] + [(replays.train, rank) for rank in range(case.ranks)]
+    others = team(TEAM, Other, replays.PRODUCERS + len(roles))
+    queues: Any = ray.remote(num_cpus=0)(TaskQueues).remote()
+    ray.get(queues.put_part.remote([]))  # it has started
+    done = [other.play.remote(act, queues, case, which) for other, (act, which) in zip(others, roles)]
+    begin = time.monotonic() + 0.3
+    producers = enumerate(others[len(roles) :])
+    reports = ray.get([other.play.remote(replays.roll_out, queues, case, begin, which) for which, other in producers])
+    ray.get(queues.put.remote(case.tasks[0], None))
+    return replays.figures(case, begin, reports + ray.get(done))
+
+
 def queue(kind: str, count: int) -> dict[str, float]:
     """Return the pairs of a put and a get per second of `ray.util.queue.Queue`."""
     made, item = Queue(), queue_items.item_of(kind)
@@ -198,5 +302,8 @@ def queue(kind: str, count: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
-    serve({"kv": kv, "arrays": arrays, "wakeup": wakeup, "small": small, "pipeline": pipeline, "queue": queue})
+    serve({
+        "kv": kv, "arrays": arrays, "wakeup": wakeup, "small": small, "pipeline": pipeline, "queue": queue,
+        "replay": replay,
+    })  # fmt: skip
     ray.shutdown()

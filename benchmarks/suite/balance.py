@@ -1,7 +1,7 @@
 """How even is the result of balancing, how long does it take, and how long does it delay the controller?
 
 Imbalance is the largest load over the least that it could be (the mean, or the largest item); with equal counts of a
-long tail 1 cannot be reached. Fill is the mean load of packed bins within the cap, as a share of it. One thread.
+long tail 1 cannot be reached. One thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.harness.core_driver import Core, claim
 from benchmarks.harness.report import Row, Scale, against
 from transfer_queue.core.claims import deal
 from transfer_queue.sampler import SeqlenBalancedSampler
-from transfer_queue.sampler.balance import Cost, balance, imbalance, linear, pack, quadratic
+from transfer_queue.sampler.balance import Cost, balance, imbalance, linear, quadratic
 
 QUESTION = "How even is the result of balancing, how long does it take, and how long does it delay the controller?"
 NOTE = """The peer balances 8,192 x 1,024 by free counts only for lognormal lengths: it takes 17 to 20 s for each
@@ -26,7 +26,6 @@ distribution."""
 T = TypeVar("T")
 
 COSTS: dict[str, Cost] = {"L": linear, "L+L^2": quadratic(1, 1)}
-CAPS = [8192, 32768, 131072]
 SIZES = [(256, 8), (8192, 128), (8192, 1024), (65_536, 256), (100_000, 1024)]
 # (lengths, cost, equal counts, n, k) -> ms: target, the peer's then; imbalance to reach
 TARGETS = {
@@ -77,7 +76,6 @@ def run(scale: Scale) -> list[Row]:
     """Run all measurements."""
     sizes = scale.pick(SIZES, [(64, 4)])
     rows = [row for n, k in sizes for row in _balancing(scale, n, k)]
-    rows += [row for n in scale.pick((8192, 100_000), (64,)) for row in _packing(n)]
     rows += [_long_deal(scale, size) for size in scale.pick((1, 8), (2,))]
     return rows
 
@@ -109,19 +107,6 @@ def _balancing(scale: Scale, n: int, k: int) -> list[Row]:
 def _check(parts: Sequence[Any], n: int) -> None:
     if sorted(int(item) for part in parts for item in part) != list(range(n)):
         raise AssertionError("balancing has lost items, or used some twice")
-
-
-def _packing(n: int) -> list[Row]:
-    found = []
-    for kind, cap, multiple in product(DRAWS, CAPS, (1, 8)):
-        lengths = lengths_of(kind, n)
-        ms, bins = timed(lambda: pack(lengths, cap, multiple), 1)  # noqa: B023
-        _check(bins, n)
-        loads = [int(lengths[each].sum()) for each in bins]
-        fill = statistics.mean(load for load in loads if load <= cap) / cap
-        what = f"pack {n:,} under {cap:,}, {kind}, bins in multiples of {multiple}"
-        found.append(Row(what, ms, "ms", more={"fill": fill, "bins": len(bins)}))
-    return found
 
 
 def _long_deal(scale: Scale, size: int) -> Row:

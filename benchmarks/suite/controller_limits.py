@@ -8,8 +8,6 @@ The demand of 1,000 nodes is computed from published trainings (`harness/trainin
 from __future__ import annotations
 
 import asyncio
-import gc
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -18,10 +16,9 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict
 
-from benchmarks.harness.core_driver import Core, claim
 from benchmarks.harness.machine import memory_of
 from benchmarks.harness.report import Row, Scale, against
-from benchmarks.harness.systems import System, Worker, system, workers
+from benchmarks.harness.systems import System, Worker, system, waiting_claims, workers
 from benchmarks.harness.trainings import STYLES, TRAININGS
 from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
@@ -46,8 +43,8 @@ def sample(rows: int) -> TensorDict:
 
 # ---------------------------------------------------------------- in the clients' processes
 
-Act = Callable[[], int]
-"""Makes one request and returns 1."""
+Act = Callable[[], object]
+"""Makes one request."""
 
 _clients: list[TransferQueueClient] = []
 _acts: dict[tuple[str, str, int], Act] = {}  # what was made for (kind, name, client)
@@ -80,7 +77,8 @@ def repeat(kind: str, name: str, until: float) -> int:
         if act is None:
             act = _acts[kind, name, which] = ACTS[kind](_clients[which], f"{name}-{which}")
         while time.monotonic() < until:
-            counts[which] += act()
+            act()
+            counts[which] += 1
 
     threads = [threading.Thread(target=one, args=(which,)) for which in range(len(_clients))]
     for thread in threads:
@@ -93,10 +91,9 @@ def repeat(kind: str, name: str, until: float) -> int:
 def _put_one(client: TransferQueueClient, name: str) -> Act:
     row, numbers = dict(sample(1)[0].items()), iter(range(1 << 40))
 
-    def act() -> int:
+    def act() -> None:
         number = next(numbers)
         client.kv_put(f"{name}-{number}", "one", row, {"n": number, "status": "fresh"})
-        return 1
 
     return act
 
@@ -105,10 +102,9 @@ def _put_batch(client: TransferQueueClient, name: str) -> Act:
     rows, numbers = sample(BATCH), iter(range(1 << 40))
     tags = [{"n": n, "status": "fresh"} for n in range(BATCH)]
 
-    def act() -> int:
+    def act() -> None:
         first = next(numbers) * BATCH
         client.kv_batch_put([f"{name}-{first + n}" for n in range(BATCH)], "many", rows, tags=tags)
-        return 1
 
     return act
 
@@ -116,32 +112,21 @@ def _put_batch(client: TransferQueueClient, name: str) -> Act:
 def _get(client: TransferQueueClient, name: str) -> Act:
     keys = [f"{name}-{n}" for n in range(BATCH)]
     client.kv_batch_put(keys, "read", sample(BATCH))
-
-    def act() -> int:
-        client.kv_batch_get(keys, "read")
-        return 1
-
-    return act
+    return lambda: client.kv_batch_get(keys, "read")
 
 
 def _tag(client: TransferQueueClient, name: str) -> Act:
     client.kv_put(name, "tags", dict(sample(1)[0].items()), {"n": 0})
     numbers = iter(range(1 << 40))
-
-    def act() -> int:
-        client.kv_put(name, "tags", tag={"n": next(numbers), "status": "running"})
-        return 1
-
-    return act
+    return lambda: client.kv_put(name, "tags", tag={"n": next(numbers), "status": "running"})
 
 
 def _claim(client: TransferQueueClient, name: str) -> Act:
     client.get_meta(FIELDS, 1, "claimed", task_name=name)
 
-    def act() -> int:
+    def act() -> None:
         meta = client.get_meta(FIELDS, BATCH, "claimed", task_name=name)
         assert len(meta) == BATCH
-        return 1
 
     return act
 
@@ -149,10 +134,9 @@ def _claim(client: TransferQueueClient, name: str) -> Act:
 def _claim_and_ack(client: TransferQueueClient, name: str) -> Act:
     client.get_meta(FIELDS, 1, "claimed", task_name=f"leased-{name}", lease=600.0)
 
-    def act() -> int:
+    def act() -> None:
         meta = client.get_meta(FIELDS, BATCH, "claimed", task_name=f"leased-{name}", lease=600.0)
         assert client.ack(meta)
-        return 1
 
     return act
 
@@ -175,31 +159,6 @@ def wait_for_rows() -> None:
     asyncio.run(all_of_them())
 
 
-def state_bytes(fields: int, small: int, large: int) -> float:
-    """Return the bytes of controller state for each row, without key and tags, in puts of eight rows."""
-    core, size, sizes = Core(fields=fields), 0, []
-    for goal in (small, large):
-        while size < goal:
-            core.publish(8)
-            size += 8
-        gc.collect()
-        sizes.append(memory_of()["anonymous"])
-    return (sizes[1] - sizes[0]) / (large - small)
-
-
-def ready_set(rows: int) -> tuple[float, float]:
-    """Return the processor seconds of the longest event of the first claim of a task among many rows, and its bytes."""
-    core = Core()
-    core.fill(rows)
-    core.send(claim("warm"))
-    gc.collect()
-    before = memory_of()["anonymous"]
-    tasks = 8
-    took = [core.send(claim(f"task-{number}"))[0] for number in range(tasks)]
-    gc.collect()
-    return statistics.median(took), (memory_of()["anonymous"] - before) / tasks
-
-
 # ---------------------------------------------------------------- measurements
 
 
@@ -210,7 +169,6 @@ def run(scale: Scale) -> list[Row]:
         costs, rows = _costs(scale, queue, processes)
         found += rows
         found += _clients_and_ranks(scale, queue, processes)
-    found += _samples(scale)
     found += _demand(costs)
     return found
 
@@ -316,27 +274,10 @@ def _clients_and_ranks(scale: Scale, queue: System, processes: list[Worker]) -> 
 def _until_waiting(ranks: int) -> None:
     """Wait until this number of claims waits at the controller."""
     until = time.monotonic() + 60
-    while time.monotonic() < until:
-        found = [each for each in tq.get_client().status().partitions if each.name == "awaited"]
-        waiting = sum(task.waiting for each in found for task in each.tasks)
-        if waiting >= ranks:
-            return
+    while waiting_claims("awaited") < ranks:
+        if time.monotonic() > until:
+            raise AssertionError(f"{ranks} claims do not wait after 60 s")
         time.sleep(0.05)
-    raise AssertionError(f"{ranks} claims do not wait after 60 s")
-
-
-def _samples(scale: Scale) -> list[Row]:
-    small, large = scale.pick((100_000, 500_000), (1_000, 3_000))
-    found = []
-    rows = scale.pick(1_000_000, 5_000)
-    with workers(scale.pick(3, 1)) as made:  # new processes, whose memory nothing else has used
-        for index, fields in enumerate((3, 9)):
-            nbytes = made[index % len(made)].do(state_bytes, fields, small, large)
-            found.append(Row(f"state of a row with {fields} fields, in puts of 8 rows", nbytes, "bytes"))
-        took, nbytes = made[-1].do(ready_set, rows)
-    found.append(Row(f"longest event of the first claim of a task among {rows:,} rows", took * 1e3, "ms"))
-    found.append(Row(f"ready set of a task, {rows:,} rows", nbytes / rows, "bytes"))
-    return found
 
 
 def _demand(costs: dict[str, float]) -> list[Row]:

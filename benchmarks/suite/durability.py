@@ -1,7 +1,7 @@
-"""What does it cost that values outlive all processes, or the machine?
+"""What does the journal cost small puts, and what does it cost that values outlive all processes, or the machine?
 
-Systems of each level of `durability.values` run at the same time and are measured in turn, so that other load of the
-machine affects all of them equally.
+Systems of each level run at the same time and are measured in turn, so that other load of the machine affects all of
+them equally. The levels of the journal are measured with small puts only.
 """
 
 from __future__ import annotations
@@ -16,25 +16,40 @@ from tensordict import TensorDict
 
 from benchmarks.harness.report import Row, Scale, compared
 from benchmarks.harness.stages import Step
-from benchmarks.harness.systems import Worker, own_folder
-from benchmarks.suite.journal import puts
+from benchmarks.harness.systems import Worker, own_folder, start_system
 from benchmarks.suite.pipeline import measure_step
 from transfer_queue import interface as tq
-from transfer_queue.config.settings import Settings
-from transfer_queue.node.system import launcher
 
-QUESTION = "What does each level of durability.values cost a put and a step of the pipeline?"
+QUESTION = "What does each level of durability cost a put and a step of the pipeline?"
 LEVELS = {
-    "none": ("none", "async"),
-    "processes": ("processes", "async"),
-    "machine, async": ("machine", "async"),
-    "machine, sync": ("machine", "sync"),
+    "journal none": ("none", "none", "async"),
+    "journal async": ("async", "none", "async"),
+    "journal sync": ("sync", "none", "async"),
+    "values none": ("async", "none", "async"),
+    "values processes": ("async", "processes", "async"),
+    "values machine, async": ("async", "machine", "async"),
+    "values machine, sync": ("async", "machine", "sync"),
 }
-"""Level -> `durability.values` and `durability.mode`."""
+"""Level -> `controller.journal.durability`, `durability.values` and `durability.mode`."""
 STEP = Step(prompts=16, group=8, micro_batches=4, ranks=1, rollout=2e-5, reward=1e-5, reference=1e-8, update=1e-8)
 QUICK = Step(prompts=4, group=4, micro_batches=2, ranks=1, tokens=50, rollout=1e-5, reward=1e-5, update=1e-8)
 STAGES = 4  # processes of a step: rollout, reward, reference and one rank
 PAYLOAD = 64 << 20  # bytes of a large put
+
+
+def puts(until: float) -> int:
+    """Put until a point in time; return the number of puts. The last values are compared."""
+    torch.set_num_threads(1)
+    client = tq.get_client()
+    mine = client.client_id
+    count = 0
+    while time.monotonic() < until:
+        tq.kv_put(str(count), mine, {"x": torch.arange(4.0) + count}, tag={"n": count})
+        count += 1
+    if count and not torch.equal(tq.kv_batch_get(str(count - 1), mine)["x"].values(), torch.arange(4.0) + count - 1):
+        raise AssertionError("the values of the get differ from those of the put")
+    client.clear_partition(mine)
+    return count
 
 
 def put_large(nbytes: int) -> float:
@@ -66,33 +81,35 @@ def run(scale: Scale) -> list[Row]:
     }
     found: dict[tuple[str, str], list[float]] = {}
     with own_folder() as folder, contextlib.ExitStack() as stack:
-        levels = scale.pick(list(LEVELS), ["none", "machine, sync"])
+        levels = scale.pick(list(LEVELS), ["journal none", "values none", "values machine, sync"])
         teams = {level: _team(stack, level, Path(folder)) for level in levels}
         for round_ in range(rounds + 1):
             for level, team in teams.items():
-                until = time.monotonic() + seconds
-                figures = {
-                    "small": team[0].do(puts, until) / seconds,
-                    "large": team[0].do(put_large, nbytes) * 1e3,
-                    "step": measure_step(step, round_, team)[0] * 1e3,
-                }
-                team[0].do(clear, f"step-{round_}")
+                figures = {"small": team[0].do(puts, time.monotonic() + seconds) / seconds}
+                if len(team) == STAGES:
+                    figures["large"] = team[0].do(put_large, nbytes) * 1e3
+                    figures["step"] = measure_step(step, round_, team) * 1e3
+                    team[0].do(clear, f"step-{round_}")
                 if round_:
                     for what, figure in figures.items():
                         found.setdefault((what, level), []).append(figure)
-    return [
-        compared(f"{names[what][0]}, values {level}", names[what][1], figures, found[what, "none"], "values none")
-        for (what, level), figures in sorted(found.items())
-    ]
+    rows = []
+    for (what, level), ours in sorted(found.items()):
+        (name, unit), reference = names[what], f"{level.split()[0]} none"
+        rows.append(compared(f"{name}, {level}", unit, ours, found[what, reference], reference))
+    return rows
 
 
 def _team(stack: contextlib.ExitStack, level: str, folder: Path) -> list[Any]:
-    """Start a system of this level; return the workers that are attached to it."""
-    values, mode = LEVELS[level]
-    name = f"{values}-{mode}"
-    durability = {"values": values, "mode": mode, "folder": str(folder / f"kept-{name}")}
-    settings = Settings.from_config({"durability": durability, "controller": {"sampler": "RankAwareSampler"}})
-    running = launcher.start_local(name, {"settings": settings.to_json(), "conf": {}})
+    """Start a system of this level; return the workers that are attached to it, one if it has only small puts."""
+    journal, values, mode = LEVELS[level]
+    name = level.replace(" ", "-").replace(",", "")
+    conf = {
+        "durability": {"values": values, "mode": mode, "folder": str(folder / f"kept-{name}")},
+        "controller": {"sampler": "RankAwareSampler", "journal": {"durability": journal}},
+    }
+    running = start_system(name, conf)
     stack.callback(running.discard)
     stack.callback(running.stop)
-    return [stack.enter_context(Worker(str(running.folder))) for _ in range(STAGES)]
+    count = STAGES if level.startswith("values") else 1
+    return [stack.enter_context(Worker(str(running.folder))) for _ in range(count)]

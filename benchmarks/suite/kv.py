@@ -11,12 +11,10 @@ from __future__ import annotations
 import mmap
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict
 
 from benchmarks.harness import payloads
 from benchmarks.harness.machine import Memcpy, RawSocket, ThreadedMemcpy, clocked
@@ -37,6 +35,7 @@ LARGE = 1 << 20  # from this number of bytes on, the reference is a memcpy and n
 SHARED = 32 << 20  # from this number of bytes on, copies by several threads are measured, too
 THREADS = (1, 2, 4, 8, 16)
 COPIES = 5
+VIEW_TARGET = 0.5  # milliseconds of a get without a copy
 MANY_CORES = 16  # the goals for copies by threads are for machines of this size
 
 
@@ -93,8 +92,11 @@ def get(partition: str, payload: Payload, seed: int) -> Got:
     return Got(seconds, used, payloads.differences(batch, payload, seed))
 
 
-def view(partition: str, payload: Payload, seed: int) -> tuple[float, float]:
-    """Return the seconds of a get without a copy, and of a read of a byte of every page. Runs in the reader."""
+def view(partition: str, payload: Payload, seed: int) -> tuple[float, float, float]:
+    """Return the seconds of a get without a copy, of a read of a byte of every page, and of the end of the views.
+
+    Runs in the reader. The end of a view looks for pages that were written to.
+    """
     keys, client = payload.keys, tq.get_client()
     start = time.perf_counter()
     batch = client.kv_batch_get(keys, partition, copy=False)
@@ -106,39 +108,9 @@ def view(partition: str, payload: Payload, seed: int) -> tuple[float, float]:
     _check(Got(got - start, 0.0, payloads.differences(batch, payload, seed)), payload)
     if not all(map(is_view, columns)):
         raise AssertionError(f"{payload.name}: a get with copy=False has copied")
-    return got - start, read - got
-
-
-# the destinations of a get, in the order of the results of `ways_out`
-WAYS = ("got into memory given back before", "got into fresh memory", "read where it lies, a byte of every page")
-
-
-def ways_out(partition: str, payload: Payload, times: int) -> list[list[tuple[float, float]]]:
-    """Return for each of WAYS the seconds of `times` gets, each with those of a copy into a new `torch.empty`.
-
-    A get always makes a copy. The last way, which reads the unit's memory without any request, is a lower bound for a
-    get without a copy. Runs in the reader.
-    """
-    keys, client, kept = payload.keys, tq.get_client(), []
-    source = torch.ones(payloads.nbytes(payloads.make(payload, 0)), dtype=torch.uint8)
-    arena = client.storage_manager.units.arena(0)  # it contains the whole payload, from near its start on
-
-    def get() -> TensorDict:
-        return client.kv_batch_get(keys, partition)
-
-    def read() -> int:
-        return int(arena.view(0, len(source))[:: mmap.PAGESIZE].sum())
-
-    def copied() -> None:
-        torch.empty(len(source), dtype=torch.uint8).numpy()[:] = source.numpy()
-
-    def beside(act: Callable[[], object]) -> list[tuple[float, float]]:
-        return [(clocked(act), clocked(copied)) for _ in range(times)]
-
-    get()  # leaves memory for the next get
-    again = beside(get)
-    kept.append(get())  # takes the last kept memory
-    return [again, beside(lambda: kept.append(get())), beside(read)]
+    ending = time.perf_counter()
+    del batch, columns, column
+    return got - start, read - got, time.perf_counter() - ending
 
 
 class Round(NamedTuple):
@@ -157,11 +129,9 @@ def run(scale: Scale) -> list[Row]:
     cases = scale.pick(CASES, QUICK)
     with system() as queue, raw_socket() as bare, Worker(queue.address) as reader:
         measured = [_measured(case, queue, bare, reader) for case in cases]
-        payload = scale.pick(CASES[3], QUICK[0]).payload
-        ways = _destinations(payload, reader)
     for case, rows in zip(cases, measured, strict=True):
         rows[:] = _beside_peers(scale, case, rows)
-    return [*(row for rows in measured for row in rows), *ways]
+    return [row for rows in measured for row in rows]
 
 
 def _beside_threads(case: Case, name: str, nbytes: int, put: Row, got: Row) -> list[Row]:
@@ -201,16 +171,17 @@ def _measured(case: Case, queue: System, bare: RawSocket, reader: Worker) -> lis
 
 
 def _views(case: Case, name: str, reader: Worker, copies: Row) -> list[Row]:
-    """Return the rows of gets without a copy, and of the first read of what they return."""
+    """Return the rows of gets without a copy, of the first read of what they return, and of its end."""
     payload, seconds = case.payload, []
     for number in range(case.rounds + 1):
         tq.kv_batch_put(payload.keys, f"views-{number}", payloads.make(payload, number))
         seconds.append(reader.do(view, f"views-{number}", payload, number))
         tq.get_client().clear_partition(f"views-{number}")
-    got, read = (statistics.median(each) * 1e3 for each in zip(*seconds[1:], strict=True))
+    got, read, end = (statistics.median(each) * 1e3 for each in zip(*seconds[1:], strict=True))
     return [
-        against(f"view {name}", "ms", got, copies.ours, "get"),
+        against(f"view {name}", "ms", got, copies.ours, "get", target=VIEW_TARGET),
         Row(f"read of a byte of every page of that view, {name}", read, "ms"),
+        Row(f"end of that view, {name}", end, "ms"),
     ]
 
 
@@ -260,17 +231,6 @@ def _first_gets(
         beside.append(copy.seconds() if nbytes >= LARGE else bare.seconds(1, nbytes))
     tq.get_client().clear_partition("fresh")
     return seconds, beside
-
-
-def _destinations(payload: Payload, reader: Worker) -> list[Row]:
-    """Measure gets with different destinations."""
-    tq.kv_batch_put(payload.keys, "kept", payloads.make(payload, 1))
-    rows = []
-    for way, found in zip(WAYS, reader.do(ways_out, "kept", payload, 4), strict=True):
-        ours, empty = ([seconds * 1e3 for seconds in each] for each in zip(*found, strict=True))
-        rows.append(compared(f"{payload.name} {way}", "ms", ours, empty, "a copy into torch.empty"))
-    tq.get_client().clear_partition("kept")
-    return rows
 
 
 def _beside_peers(scale: Scale, case: Case, rows: list[Row]) -> list[Row]:

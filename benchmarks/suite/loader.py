@@ -1,4 +1,4 @@
-"""What does a batch cost on its way from a loader's worker to the process that trains, and how soon do workers end?
+"""What does a batch cost on its way from a loader's worker to the process that trains?
 
 A batch has 64 rows in 16 micro-batches. It is sent whole and cut by the receiver, as StreamingDataLoader does; as one
 list of micro-batches; and one by one. Each is compared with cutting alone.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,16 +18,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.harness.machine import clocked
 from benchmarks.harness.report import Row, Scale, against
-from benchmarks.harness.systems import system
-from transfer_queue import interface as tq
 from transfer_queue.dataloader.micro_batches import chunk_batch_fn
-from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
-from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.metadata import BatchMeta
 
-QUESTION = "What does a batch cost from a loader's worker to the training process, and how soon do workers end?"
+QUESTION = "What does a batch cost from a loader's worker to the training process?"
 ROWS, MICRO = 64, 4
-WAIT_SECONDS = 60.0  # for workers to start
 FORMS = ("whole", "as a list", "one by one")
 
 
@@ -70,17 +64,16 @@ def as_it_is(item: Any) -> Any:
 
 
 def run(scale: Scale) -> list[Row]:
-    """Measure all forms, and the end of workers."""
+    """Measure all forms."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         count = scale.pick(100, 3)
         here = batch()
         alone = statistics.median(clocked(cut, here) for _ in range(count)) * 1e3
-        rows = [
+        return [
             against(f"a batch of {ROWS} rows, sent {form}", "ms", _crossing(form, count), alone, "cutting alone")
             for form in FORMS
         ]
-        return [*rows, Row("`del loader` of two workers that wait for rows", _ending() * 1e3, "ms")]
 
 
 def _crossing(form: str, count: int) -> float:
@@ -101,23 +94,3 @@ def _crossing(form: str, count: int) -> float:
         if sum(len(data) for data, _ in parts) != ROWS or float(parts[0][0]["ids"].values().sum()) != 512 * MICRO + 6:
             raise AssertionError("the values of received micro-batches differ from those that were sent")
     return statistics.median(found) * 1e3
-
-
-def _ending() -> float:
-    """Return the seconds that `del loader` takes."""
-    with system() as queue:
-        client = tq.get_client()
-        client.create_partition("p")
-        dataset = StreamingDataset({"system": {"folder": queue.address}}, 4, 4, ["x"], "p", "t", 0)
-        loader = StreamingDataLoader(dataset, num_workers=2)
-        items = iter(loader)
-        limit = time.monotonic() + WAIT_SECONDS
-        while not any(task.waiting for p in client.status().partitions for task in p.tasks):
-            if time.monotonic() > limit:
-                raise AssertionError(f"no worker waits for rows within {WAIT_SECONDS:.0f} s")
-
-        def end() -> None:
-            nonlocal loader, items
-            del loader, items
-
-        return clocked(end)

@@ -16,64 +16,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.harness.core_driver import Core, claim
 from benchmarks.harness.machine import Memcpy, clocked, memory_of
 from benchmarks.harness.report import Row, Scale, against
-from benchmarks.harness.systems import Worker, own_folder
+from benchmarks.harness.systems import Worker, own_folder, start_system
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.config.settings import Settings
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
-from transfer_queue.core.events.effects import Send
-from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.state import serialization
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import ClockIdentity
-from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.descriptors import FieldSpec, NewBlock
-from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
+from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import ListKeys, Lookup, RetrieveMeta
-from transfer_queue.messages.reports.unit_reports import RegisterUnit
-from transfer_queue.node.system import launcher
-from transfer_queue.sampler import SequentialSampler
+from transfer_queue.node.system.launcher import RunningSystem
 
 QUESTION = "How long do clients wait if the controller of a large system is killed, and what do its snapshots cost?"
-LATER = 10**9  # sequence numbers after those that filled the controller
 BLOCK = 1000
 
 
-def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
-    """Return the reply to a request, which may take several steps."""
-    effects = controller.handle("client", 1, RequestEnvelope(sequence, sequence - 1, request), 0.0)
-    while controller.context.services[Jobs].is_working():
-        effects += controller.tick(0.0)
-    (effect,) = effects
-    controller.take_records()
-    assert isinstance(effect, Send)
-    return effect.reply
-
-
-def filled(rows: int, fields: int) -> Controller:
-    """Return a controller with `rows` rows, put in blocks; a tenth of them is consumed."""
-    controller = Controller(CoreConfig(SequentialSampler()))
-    schema = [FieldSpec(f"field_{number}", "tensor", "float32", 1, False) for number in range(fields)]
-    dims = np.full(fields, 128, "<i8").tobytes()
-    ask(controller, 1, RegisterUnit("unit.sock", "/arena"))
-    for number in range(rows // BLOCK):
-        first = number * BLOCK
-        lies = NewBlock(0, 1 + number // 16, 512 * first, 1, 512 * BLOCK, BLOCK, schema, dims)
-        tags: list[dict[str, Any] | None] = [
-            {"prompt": row, "score": row / 3, "state": "fresh"} for row in range(first, first + BLOCK)
-        ]
-        keys = [f"sample-{row:08d}" for row in range(first, first + BLOCK)]
-        ask(controller, 2 + number, Publish("p", BLOCK, None, block=lies, keys=keys, tags=tags, pre_allocate=0))
-    fields_asked = [spec.name for spec in schema]
-    for number in range(rows // BLOCK // 10):
-        ask(controller, 10**6 + number, Claim("p", "train", fields_asked, BLOCK))
-    return controller
+def filled(rows: int, fields: int) -> Core:
+    """Return a core with `rows` rows, put in blocks; a tenth of them is consumed."""
+    core = Core(fields=fields)
+    for first in range(0, rows, BLOCK):
+        numbers = range(first, first + BLOCK)
+        tags = [{"prompt": row, "score": row / 3, "state": "fresh"} for row in numbers]
+        core.publish(BLOCK, keys=[f"sample-{row:08d}" for row in numbers], tags=tags)
+    for _ in range(rows // BLOCK // 10):
+        core.send(claim(fields=core.fields, batch=BLOCK))
+    return core
 
 
 def timed(act: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
@@ -88,7 +58,8 @@ def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
     path = Path(folder)
     path.mkdir()
     before = memory_of()["anonymous"]
-    controller = filled(rows, fields)
+    core = filled(rows, fields)
+    controller = core.controller
     gc.collect()
     found = {"state_bytes": float(memory_of()["anonymous"] - before)}
     clock = ClockIdentity.now()
@@ -105,7 +76,7 @@ def written(folder: str, rows: int, fields: int, puts: int) -> dict[str, float]:
     _, found["write_ms"] = timed(state_file.write, snapshot_path(path, 1), snapshot)
     for number in range(puts):
         put = Publish("p", 1, keys=[f"small-{number}"], tags=[{"n": number, "s": "fresh", "p": 0.5}], pre_allocate=0)
-        controller.handle("client", 1, RequestEnvelope(10**7 + number, 10**7 + number - 1, put), 0.0)
+        controller.handle("writer", 1, RequestEnvelope(number + 1, number, put), 0.0)
         journal.append(controller.take_records())
         journal.commit()
     journal.close()
@@ -120,15 +91,15 @@ def restored(path: str) -> dict[str, float]:
     took: dict[str, float] = {}
     tree, took["read the file"] = timed(state_file.read, Path(path))
     state, took["make the state of it"] = timed(serialization.load_state, tree)
-    controller = Controller(CoreConfig(SequentialSampler()), restored=state)
+    core = Core(units=0, restored=state)
     fields = list(state.partitions["p"].fields)
-    _, took["first claim"] = timed(ask, controller, LATER, Claim("p", "train", fields, 32))
-    reply, took["first lookup of a key"] = timed(ask, controller, LATER + 1, RetrieveMeta("p", ["sample-00000007"]))
+    _, took["first claim"] = timed(core.reply, claim(fields=tuple(fields)))
+    reply, took["first lookup of a key"] = timed(core.reply, RetrieveMeta("p", ["sample-00000007"]))
     if len(reply.rows) != 8 or not reply.tags:
         raise AssertionError("a key is not in the restored state")
     lookup = Lookup("p", reply.rows, fields=fields)
-    _, took["first lookup of its values"] = timed(ask, controller, LATER + 2, lookup)
-    listed, took["first page of a list of keys and tags"] = timed(ask, controller, LATER + 3, ListKeys())
+    _, took["first lookup of its values"] = timed(core.reply, lookup)
+    listed, took["first page of a list of keys and tags"] = timed(core.reply, ListKeys())
     if listed.value["p"]["sample-00000007"]["prompt"] != 7:
         raise AssertionError("a tag is another one in the restored state")
     return took
@@ -145,8 +116,7 @@ def run(scale: Scale) -> list[Row]:
             steps = worker.do(restored, f"{kept}/state")
         copy = Memcpy(int(found["snapshot_bytes"]))
         memcpy = statistics.median(copy.seconds() for _ in range(5)) * 1e3
-        settings = Settings.from_config({"controller": {"journal": {"folder": folder}}})
-        system = launcher.start_local("restart", {"settings": settings.to_json(), "conf": {}})
+        system = start_system("restart", {"controller": {"journal": {"folder": folder}}})
         try:
             waits = [_killed(system) * 1e3 for _ in range(kills)]
         finally:
@@ -169,7 +139,7 @@ def run(scale: Scale) -> list[Row]:
     return told
 
 
-def _killed(system: launcher.RunningSystem) -> float:
+def _killed(system: RunningSystem) -> float:
     """Kills the controller; seconds until a client that was there has its first answer."""
     with TransferQueueClient(system) as client:
         if "p" not in client.get_partition_list():

@@ -1,4 +1,4 @@
-"""How many small operations per second are possible, how long does each take, and what do lists and gathers cost?
+"""How many small operations per second are possible, how long does each take, and what do gathers cost?
 
 Clients are threads with separate clients in few processes; each puts or updates one row after the other for some
 seconds. At the end, all values are read and compared.
@@ -36,8 +36,8 @@ PUTS: dict[int, tuple[float, float | None]] = {1: (8000.0, 251.0), 8: (20_000.0,
 """Clients -> a second: target, and the peer's then."""
 CPU = 35.0
 """The target for the processor time of the servers of a put, in microseconds."""
-IN_FLIGHT = {"put": (1, 8, 64, 1000, 4000), "tag": (8, 64, 1000), "get": (8, 64, 1000)}
-"""Operation of one event loop -> how many are in flight at once."""
+IN_FLIGHT = (1, 8, 64, 1000, 4000)
+"""Asynchronous puts of one event loop that are in flight at once."""
 
 
 class Told(NamedTuple):
@@ -134,11 +134,8 @@ def run(scale: Scale) -> list[Row]:
                         rows.append(
                             Row("servers' CPU of a single-row put", rows[-1].more["servers_cpu_us"], "us", target=CPU)
                         )
-        for act, counts in scale.pick(IN_FLIGHT, dict.fromkeys(IN_FLIGHT, (1, 8))).items():
-            rows += [_in_flight(act, tasks, seconds, empty) for tasks in counts]
-        rows += [_in_threads(threads, seconds, empty) for threads in scale.pick((2, 8, 64), (2,))]
+        rows += [_in_flight(tasks, seconds, empty) for tasks in scale.pick(IN_FLIGHT, (1, 8))]
         rows.append(_buffered(scale.pick(60_000, 600), empty))
-        rows += _lists(scale.pick(100_000, 500), empty)
         with Worker(queue.address) as reader:
             rows.append(_one_by_one(Payload("dense", scale.pick(8192, 64), 5, 128), reader))
     return [_beside_peers(scale, row, seconds) for row in rows]
@@ -190,26 +187,15 @@ def _many(act: str, clients: int, processes: list[Worker], seconds: float, queue
     )  # fmt: skip
 
 
-def _in_flight(act: str, tasks: int, seconds: float, empty: float) -> Row:
-    """Measure one client and one event loop with `tasks` operations in flight at any time."""
+def _in_flight(tasks: int, seconds: float, empty: float) -> Row:
+    """Measure one client and one event loop with `tasks` puts in flight at any time."""
     samples = [row(number) for number in range(64)]
-    partition = f"async-{act}-{tasks}"
-    if act != "put":
-        tq.kv_batch_put([f"{which}-0" for which in range(tasks)], partition, _batch(tasks), tags=[{"n": 0}] * tasks)
-
-    async def one(which: int, number: int) -> None:
-        if act == "put":
-            tag = {"n": number, "status": "running"}
-            await tq.async_kv_put(f"{which}-{number}", partition, samples[number % 64], tag)
-        elif act == "tag":
-            await tq.async_kv_put(f"{which}-0", partition, tag={"n": number, "status": "running"})
-        else:
-            await tq.async_kv_batch_get(f"{which}-0", partition)
 
     async def repeat(which: int, until: float) -> int:
         number = 0
         while time.monotonic() < until:
-            await one(which, number)
+            tag = {"n": number, "status": "running"}
+            await tq.async_kv_put(f"{which}-{number}", "async", samples[number % 64], tag)
             number += 1
         return number
 
@@ -218,54 +204,18 @@ def _in_flight(act: str, tasks: int, seconds: float, empty: float) -> Row:
         return await asyncio.gather(*(repeat(which, until) for which in range(tasks)))
 
     asyncio.run(all_of_them(min(WARMING, seconds)))
-    if act == "put":
-        tq.get_client().clear_partition(partition)
+    tq.get_client().clear_partition("async")
     cpu = time.process_time()
     counts = asyncio.run(all_of_them(seconds))
     cpu = time.process_time() - cpu
-    if act == "put":
-        got = tq.kv_batch_get([f"{w}-{n}" for w in range(tasks) for n in range(counts[w])], partition)
-        _same(got["score"].tolist(), torch.tensor([n % 64 / 7 for count in counts for n in range(count)]).tolist())
-    elif act == "tag":
-        tags = tq.kv_list(partition)[partition]
-        _same([tags[f"{which}-0"]["n"] for which in range(tasks)], [max(count - 1, 0) for count in counts])
-    tq.get_client().clear_partition(partition)
-    more = {"cpu_us": cpu / max(1, sum(counts)) * 1e6}
-    what = f"async {act}s of one client, {tasks} in flight"
-    target = 30_000.0 if act == "put" and tasks >= 64 else None
-    return against(
-        what, "a second", sum(counts) / seconds, 1e6 / empty, "empty trips of one", more=more, target=target
-    )  # fmt: skip
-
-
-def _batch(rows: int) -> dict[str, torch.Tensor]:
-    """Return the fields of `row` for some rows."""
-    each = [row(number) for number in range(rows)]
-    return {name: torch.stack([sample[name] for sample in each]) for name in each[0]}
-
-
-def _in_threads(threads: int, seconds: float, empty: float) -> Row:
-    """Measure single-row puts of threads that share one client."""
-    samples = [row(number) for number in range(64)]
-    partition, counts, client = f"threads-{threads}", [0] * threads, tq.get_client()
-
-    def one(which: int, until: float) -> None:
-        while time.monotonic() < until:
-            number = counts[which]
-            client.kv_put(f"{which}-{number}", partition, samples[number % 64], {"n": number})
-            counts[which] += 1
-
-    until = time.monotonic() + seconds
-    made = [threading.Thread(target=one, args=(which, until)) for which in range(threads)]
-    for thread in made:
-        thread.start()
-    for thread in made:
-        thread.join()
-    got = tq.kv_batch_get([f"{w}-{n}" for w in range(threads) for n in range(counts[w])], partition)
+    got = tq.kv_batch_get([f"{w}-{n}" for w in range(tasks) for n in range(counts[w])], "async")
     _same(got["score"].tolist(), torch.tensor([n % 64 / 7 for count in counts for n in range(count)]).tolist())
-    client.clear_partition(partition)
-    what = f"puts of one client, {threads} threads"
-    return against(what, "a second", sum(counts) / seconds, 1e6 / empty, "empty trips of one")
+    tq.get_client().clear_partition("async")
+    done, target = sum(counts), 30_000.0 if tasks >= 64 else None
+    return against(
+        f"async puts of one client, {tasks} in flight", "a second", done / seconds, 1e6 / empty, "empty trips of one",
+        more={"cpu_us": cpu / max(1, done) * 1e6}, target=target,
+    )  # fmt: skip
 
 
 def _buffered(rows: int, empty: float) -> Row:
@@ -285,27 +235,6 @@ def _buffered(rows: int, empty: float) -> Row:
         client.clear_partition("buffered")
     rate = rows / statistics.median(times)
     return against("buffered puts of one thread", "a second", rate, 1e6 / empty, "empty trips of one", target=50_000.0)
-
-
-def _lists(keys: int, empty: float) -> list[Row]:
-    """Measure `kv_list` of many keys, without and with a condition on tags."""
-    names = [f"k{i}" for i in range(keys)]
-    for first in range(0, keys, 10_000):
-        part = range(first, min(first + 10_000, keys))
-        tags = [{"status": "ready" if i % 1000 == 0 else "running", "n": i} for i in part]
-        tq.kv_batch_put(names[first : part.stop], "list", tags=tags)
-    wanted: dict[str, dict[str, Any] | None] = {
-        "all": None, "1 in 1000 by status": {"status": "ready"}, "one by number": {"n": keys - 1}
-    }  # fmt: skip
-    found = []
-    for words, where in wanted.items():
-        listed = tq.kv_list("list", where=where)["list"]
-        _same(len(listed), {"all": keys, "1 in 1000 by status": -(-keys // 1000), "one by number": 1}[words])
-        times = [clocked(lambda: tq.kv_list("list", where=where)) * 1e3 for _ in range(5)]  # noqa: B023
-        what = f"kv_list over {keys:,} keys, {words}"
-        found.append(against(what, "ms", statistics.median(times), empty / 1e3, "empty round trip"))
-    tq.get_client().clear_partition("list")
-    return found
 
 
 def get(partition: str, payload: Payload) -> tuple[float, list[str]]:

@@ -1,4 +1,4 @@
-"""What do keys and tags add to a put, and what do updates and reads of tags cost?
+"""What do keys and tags add to a put, and what do updates, reads and searches of tags cost?
 
 Each round does all of them in turn, with new keys. `client.put` of the same values is the reference of the puts.
 """
@@ -61,6 +61,9 @@ class _Measured:
             raise AssertionError("the tags of a get differ from those of the put")
         self._do("metadata by keys", client.kv_retrieve_meta, keys, "tags")
         self._do("kv_list", client.kv_list, "tags")
+        listed = self._do("kv_list of the one with a tag", client.kv_list, "tags", where={"n": 0})
+        if listed != {"tags": {keys[0]: then[0]}}:
+            raise AssertionError(f"kv_list of the one with a tag returned {str(listed)[:100]}")
         for partition in ("put", "keys", "empty", "tags"):
             client.clear_partition(partition)
 

@@ -18,14 +18,11 @@ from tensordict import TensorDict
 
 from benchmarks.harness.core_driver import BATCH, Core, claim, rows_of
 from benchmarks.harness.report import Row, Scale, compared
-from benchmarks.harness.systems import System, own_folder
+from benchmarks.harness.systems import System, own_folder, start_system
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.config.environment import process_environment
-from transfer_queue.config.settings import Settings
 from transfer_queue.core.configuration import TIMELINE_EVENTS
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
-from transfer_queue.node.system.launcher import start_local
 
 QUESTION = "What does the timeline add to a put and to a claim?"
 NOTE = (
@@ -85,9 +82,7 @@ def _turn(core: Core, count: int) -> tuple[float, float, float]:
 @contextlib.contextmanager
 def _system(name: str, events: int) -> Iterator[tuple[System, TransferQueueClient]]:
     with own_folder():
-        settings = Settings.from_config({"timeline": {"events": events}})
-        config = {"settings": settings.to_json(), "conf": {}}
-        running = start_local(name, config, environment=process_environment())
+        running = start_system(name, {"timeline": {"events": events}})
         client = TransferQueueClient(running)
         try:
             yield System(running), client

@@ -1,8 +1,8 @@
 """How long is it from the return of a put in one process to the yield of a waiting loader in another one?
 
-Measured alone, and while other processes list 100,000 keys, save checkpoints and balance large batches; with 1,024
-waiting ranks, each with its own connection; and for a subscriber to tags. The processes share one clock
-(CLOCK_MONOTONIC). The time from the return of a put excludes the put; that from its call includes it.
+Measured alone, and while another process balances large batches; and with 1,024 waiting ranks, each with its own
+connection. The processes share one clock (CLOCK_MONOTONIC). The time from the return of a put excludes the put; that
+from its call includes it. `rare_events` has the waits beside lists and checkpoints.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import contextlib
 import itertools
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +22,7 @@ from tensordict import TensorDict
 
 from benchmarks.harness.machine import clocked, cpu_seconds
 from benchmarks.harness.report import Row, Scale, against, quantiles
-from benchmarks.harness.systems import System, Worker, asked, system, tell, workers
+from benchmarks.harness.systems import System, Worker, asked, system, tell, waiting_claims, workers
 from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
@@ -50,12 +48,6 @@ def loads(partition: str) -> None:
     for data, _ in StreamingDataLoader(dataset):
         tell((time.monotonic(), int(data["y"][0])))
     tell(None)
-
-
-def follows(partition: str) -> None:
-    """Report the time at which each sample became ready, and its key."""
-    for event in tq.get_client().subscribe(partition, {"status": "ready"}):
-        tell((time.monotonic(), event.key))
 
 
 class Woken(NamedTuple):
@@ -94,55 +86,25 @@ def waits(ranks: list[int], at_once: bool) -> None:
         client.close()
 
 
-# ---------------------------------------------------------------- in processes that load the system meanwhile
+# ---------------------------------------------------------------- in a process that loads the system meanwhile
 
 
-def lists(keys: int, folder: str) -> int:
-    """List many keys repeatedly; return how often."""
-
-    def once(count: int) -> None:
-        if len(tq.kv_list("many")["many"]) != keys:
-            raise AssertionError("keys are missing in a list")
-
-    return _repeated(once)
-
-
-def saves(keys: int, folder: str) -> int:
-    """Save checkpoints repeatedly."""
-    tq.init()
-    return _repeated(lambda count: tq.save_checkpoint(Path(folder) / "checkpoint"))
-
-
-def balances(rows: int, folder: str) -> int:
-    """Claim large balanced batches repeatedly, and clear their rows."""
+def balances(rows: int) -> None:
+    """Claim large balanced batches until the parent process sends another request; report the first one to it."""
     client = tq.get_client()
     tags = [{"total_lengths": 100 + (n * 7919) % 8000} for n in range(rows)]
     values = TensorDict({"x": torch.zeros(rows)}, batch_size=[rows])
-
-    def once(count: int) -> None:
+    for count in itertools.count():
         client.put(values, partition_id="balanced", tags=tags)
         sampling = {"dp_rank": 0, "batch_index": count}
         meta = client.get_meta(["x"], rows // RANKS, "balanced", task_name="t", sampling_config=sampling)
         if len(meta) != rows // RANKS:
             raise AssertionError("a balanced batch has another size")
-
-    count = _repeated(once)
-    client.clear_partition("balanced")
-    return count
-
-
-def _repeated(once: Callable[[int], None]) -> int:
-    """Call `once` with 0, 1, 2, ... until the parent process sends another request; report the first call to it."""
-    for count in itertools.count(1):
-        once(count - 1)
-        if count == 1:
+        if not count:
             tell(None)
         if asked():
             break
-    return count
-
-
-LOADS: dict[str, Any] = {"kv_list": lists, "checkpoints": saves, "balancing": balances}
+    client.clear_partition("balanced")
 
 
 # ---------------------------------------------------------------- here
@@ -150,21 +112,15 @@ LOADS: dict[str, Any] = {"kv_list": lists, "checkpoints": saves, "balancing": ba
 
 def run(scale: Scale) -> list[Row]:
     """Run all measurements."""
-    keys = scale.pick(100_000, 300)
     batches = scale.pick(300, 5)
     rows = []
-    with system() as queue, tempfile.TemporaryDirectory(prefix="tqb-") as folder:
-        _many_keys(keys)
+    with system() as queue:
         rows.append(_woken(queue, batches, "alone", 1, target=(0.5, 5.0), then=(329.0, 999.0)))
-        for load, words in (("kv_list", f"while another lists {keys:,} keys"), ("checkpoints", "while one saves")):
-            with _loaded(queue, load, keys, folder):
-                rows.append(_woken(queue, batches, words, 1, target=(0.5, 5.0)))
-        rows.append(_events(queue, batches))
     many = scale.pick(8192, 256)
     with system(BALANCED) as queue:
         words = f"a batch of {RANKS} ranks"
         rows.append(_woken(queue, batches, words, RANKS))
-        with _loaded(queue, "balancing", many, ""):
+        with _loaded(queue, many):
             words += f", while another has {many:,} rows balanced"
             rows.append(_woken(queue, batches, words, RANKS, target=(0.5, 5.0)))
     with system(RANK_AWARE) as queue:
@@ -186,26 +142,14 @@ def _split(row: Row) -> list[Row]:
     return [replace(row, what=f"{row.what}, median", more=more), worst]
 
 
-def _many_keys(keys: int) -> None:
-    for first in range(0, keys, 10_000):
-        part = range(first, min(keys, first + 10_000))
-        tq.kv_batch_put([f"k{i}" for i in part], "many", tags=[{"status": "running", "n": i} for i in part])
-
-
 @contextlib.contextmanager
-def _loaded(queue: System, load: str, size: int, folder: str) -> Iterator[None]:
+def _loaded(queue: System, rows: int) -> Iterator[None]:
     with Worker(queue.address) as other:
-        other.begin(LOADS[load], size, folder)
+        other.begin(balances, rows)
         other.result()  # the load has run once, and continues
         yield
         other.begin(os.getpid)  # ends the load
         other.result()
-
-
-def _waiting(partition: str) -> int:
-    """Return the number of claims that wait in a partition."""
-    status = tq.get_client().status()
-    return sum(t.waiting for p in status.partitions if p.name == partition for t in p.tasks)
 
 
 def _woken(
@@ -222,7 +166,7 @@ def _woken(
     with Worker(queue.address) as consumer:
         consumer.begin(loads, partition)
         for number in range(batches + 1):
-            while not _waiting(partition):
+            while not waiting_claims(partition):
                 pass  # the condition asks the controller, and does not sleep
             values = TensorDict({"x": torch.zeros(rows, 64), "y": torch.full((rows,), number)}, batch_size=[rows])
             trip = clocked(client.get_partition_list)
@@ -250,27 +194,6 @@ def _woken(
     )  # fmt: skip
 
 
-def _events(queue: System, changes: int) -> Row:
-    """Measure the milliseconds from the return of a put of a tag to the event of a subscriber."""
-    took, trips, client = [], [], tq.get_client()
-    with Worker(queue.address) as follower:
-        follower.begin(follows, "watch")
-        for number in range(changes + 1):
-            tq.kv_put(f"k{number}", "watch", tag={"status": "ready"})
-            returned = time.monotonic()
-            told, key = follower.result()
-            if key != f"k{number}":
-                raise AssertionError(f"the event of {key} arrived instead of that of k{number}")
-            if number:
-                took.append(max(0.0, told - returned))
-                trips.append(clocked(client.get_partition_list))  # meanwhile the subscriber sends its next request
-        client.clear_partition("watch")
-        follower.result()
-    more = quantiles(took)
-    trip = statistics.median(trips) * 1e3
-    return against("put of a tag to the event of a subscriber", "ms", more["p50"], trip, "empty round trip", more=more)
-
-
 def _ranks(queue: System, ranks: int) -> list[Row]:
     """Measure many waiting ranks: each woken by its own put, then all by one put."""
     client = tq.get_client()
@@ -281,7 +204,7 @@ def _ranks(queue: System, ranks: int) -> list[Row]:
             shares = [list(range(ranks))[i :: len(processes)] for i in range(len(processes))]
             for worker, share in zip(processes, shares, strict=True):
                 worker.begin(waits, share, at_once)
-            while _waiting("ranks") < ranks:
+            while waiting_claims("ranks") < ranks:
                 time.sleep(0.02)
             told = _Told(processes)
             rows.append(_all_at_once(queue, ranks, told) if at_once else _one_by_one(ranks, told))

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-sync_data = getattr(os, "fdatasync", os.fsync)
-"""Returns when the content of a file is on the disk."""
-
 
 def no_link(path: str, flags: int) -> int:
     """Open a file of a system: refuses a link, and creates files that only this user can access."""

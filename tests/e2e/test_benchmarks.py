@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,14 @@ def test_a_large_machine_runs_every_benchmark_once() -> None:
     assert sorted((*large_machine.ALONE, *large_machine.OTHERS)) == sorted(NAMES)
 
 
+def test_a_benchmark_that_takes_too_long_is_killed_with_what_it_has_started() -> None:
+    """The child of the command keeps its output open, so that the call would wait for it."""
+    run = large_machine.run
+    assert run(["sh", "-c", "echo done; exit 3"], dict(os.environ), 60.0) == ("done\n", 3)
+    assert run(["sh", "-c", "sleep 600 & wait"], dict(os.environ), 0.1)[1] is None
+    assert run(["no such command"], {}, 0.0) == ("", None)
+
+
 def kept(name: str, *rows: Row) -> dict[str, Any]:
     """Return a document as it is kept."""
     about = {"quick": False, "seconds": 7.0, "machine": "cores", "date": "2026-11-27", "load": 0.5}
@@ -125,27 +134,51 @@ def kept(name: str, *rows: Row) -> dict[str, Any]:
 
 
 def test_results_are_read_by_machine_and_the_machine_with_the_most_comes_first(tmp_path: Path) -> None:
-    for machine, names in (("16-cores", ["kv"]), ("2-cores", ["kv", "codec"])):
+    for machine, names in (("16-cores", ["kv"]), ("2-cores", ["kv", "tags"])):
         (tmp_path / machine).mkdir()
         for name in names:
             found = kept(name, Row(f"put on {machine}", 2.0, "ms"))
             (tmp_path / machine / f"{name}.json").write_text(json.dumps(found))
     results = kept_results.read(tmp_path)
     assert [(machine, list(each)) for machine, each in results.items()] == [
-        ("2-cores", ["kv", "codec"]),
+        ("2-cores", ["kv", "tags"]),
         ("16-cores", ["kv"]),
     ]
     assert kept_results.row_of(results["16-cores"], "kv", "put on")["ours"] == 2.0
 
 
+def test_a_machine_with_peers_comes_first_and_tables_name_what_each_machine_has(tmp_path: Path) -> None:
+    name, rows = "Tiny, in batches, 2 ranks", []
+    for what, ours, more in (("put to yield, p50", 2.0, {}), ("put to yield, p99", 9.0, {}),
+                             ("controller", 12.5, {"samples_a_second": 40.0})):  # fmt: skip
+        rows.append(Row(f"{name}: {what}", ours, "ms", more=more))
+    rows.append(against(f"{name}: bytes of puts and gets", "MB/s", 5.0, 500.0, "memcpy"))
+    first_row = Row("put 1024 rows x 9 x 8192", 20.0, "ms", peers={"Ray": 30.0})
+    for machine, each in (
+        ("16-cores", {"trainings": rows, "kv": [replace(first_row, ours=7.0, peers={})], "tags": []}),
+        ("2-cores", {"kv": [first_row]}),
+    ):
+        (tmp_path / machine).mkdir()
+        for benchmark, found in each.items():
+            (tmp_path / machine / f"{benchmark}.json").write_text(json.dumps(kept(benchmark, *found)))
+    results = kept_results.read(tmp_path)
+    assert list(results) == ["2-cores", "16-cores"]
+    (training,) = make_figures.trainings(results).splitlines()[2:]
+    assert training == "| Tiny | `16-cores` | 40.0 | 2.00, 9.00 | - | 12.5 %, 1.00 % |"
+    place = ("kv", "put 1024 rows x 9 x 8192")
+    head, _, line = make_figures.by_machine(results, {place: "put 288 MiB"}).splitlines()
+    assert (head, line) == ("| TransferQueue | `2-cores` | `16-cores` |", "| put 288 MiB | 20.0 ms | 7.00 ms |")
+    assert "Only `2-cores`" in make_figures.by_machine({"2-cores": results["2-cores"]})
+
+
 def test_the_page_of_a_machine_shows_runs_targets_and_all_rows() -> None:
-    results = {"kv": kept("kv", Row("put", 2.0, "ms", target=3.0), Row("get", 1.0, "ms")), "codec": kept("codec")}
-    runs, targets, kv, codec = raw_tables.page_of("2-cores", results).split("\n## ")
-    assert "- cores, 2026-11-27. Seconds of each benchmark: kv 7, codec 7." in runs
+    results = {"kv": kept("kv", Row("put", 2.0, "ms", target=3.0), Row("get", 1.0, "ms")), "tags": kept("tags")}
+    runs, targets, kv, tags = raw_tables.page_of("2-cores", results).split("\n## ")
+    assert "- cores, 2026-11-27. Seconds of each benchmark: kv 7, tags 7." in runs
     assert "| put | - |  | 3.00 ms | 2.00 ms | yes |  |" in targets
     assert "| get" not in targets
     assert kv.index("| put | 2.00 ms") < kv.index("| get | 1.00 ms")
-    assert codec.startswith("codec: ")
+    assert tags.startswith("tags: ")
 
 
 def test_results_with_a_peer_that_is_nearly_as_fast_are_shown_the_worst_first() -> None:

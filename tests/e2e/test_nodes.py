@@ -16,7 +16,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from local_nodes import SECONDS, Nodes, held_processes
-from server_processes import until
+from server_processes import server_process, until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.errors import StorageKeyNotFoundError
@@ -288,13 +288,20 @@ def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known
 
 
 def test_what_crosses_the_network_is_encrypted_where_that_is_asked_for() -> None:
+    """Also what the controller sends to the units of other nodes unasked: to free memory, before and after it died."""
     files = {"certificate": "member.crt", "private_key": "member.key", "authority": "authority.crt"}
-    with start([1, 1], tls={name: str(PEM / file) for name, file in files.items()}) as nodes:
+    tls = {name: str(PEM / file) for name, file in files.items()}
+    with start([1, 1], tls=tls, arena_bytes=16 << 20) as nodes:
         with nodes.client(0) as first, nodes.client(1) as second:
             data = mixed(500)
             meta = first.put(data, partition_id="p")
             same(second.get_data(meta), data)
             same(asyncio.run(second.async_get_data(meta)), data)
+            for _ in range(2):
+                for _ in range(4):  # each time, the unit has space for one
+                    second.put(TensorDict({"x": torch.zeros(1, 12 << 20, dtype=torch.uint8)}, [1]), partition_id="full")
+                    second.clear_partition("full")
+                server_process("controller", nodes.systems[0]).kill()
             put_numbers(second, "q")
             first.drain_unit(nodes.units()["node-1"], timeout=SECONDS)
             assert torch.equal(numbers(first, "q"), torch.arange(100))

@@ -35,12 +35,12 @@ MIB = 1 << 20
 def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """A node with the controller and without units, one with a unit, and one for clients. Each has 32 cores.
 
-    Without TLS, the unit has space for one of the large values.
+    The unit has space for one of the large values.
     """
     folder = tmp_path_factory.mktemp("cores")
     (folder / "sitecustomize.py").write_text("import os\nos.sched_getaffinity = lambda pid: set(range(32))\n")
     tls = {name: str(PEM / file) for name, file in TLS.items()} if getattr(request, "param", False) else None
-    storage = {"num_data_storage_units": 1, "arena_bytes": (80 if tls is None else 400) * MIB}
+    storage = {"num_data_storage_units": 1, "arena_bytes": 80 * MIB}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         nodes = Nodes({"backend": {"SimpleStorage": storage}, "security": {"tls": tls}}, [0, 1, 0])

@@ -9,8 +9,10 @@ can be loaded.
 from __future__ import annotations
 
 import random
+import tempfile
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,11 +33,11 @@ from transfer_queue.core.events.effects import (
 )
 from transfer_queue.core.events.registry import HANDLERS, READS
 from transfer_queue.core.puts import limits
-from transfer_queue.core.state.restore import unpack
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
+from transfer_queue.journal import state_file
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.checkpoints import BeginCheckpoint, EndCheckpoint, LoadState
 from transfer_queue.messages.claims import (
@@ -612,11 +614,10 @@ STEPS = (
 
 def _copied(tree: Any) -> Any:
     """A saved tree as it comes out of a file."""
-
-    def array(value: np.ndarray) -> msgspec.msgpack.Ext:
-        return msgspec.msgpack.Ext(1, value.dtype.str.encode() + b"\0" + value.tobytes())
-
-    return unpack(msgspec.msgpack.Encoder(enc_hook=array).encode(tree))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state"
+        state_file.write(path, tree, sync=False)
+        return state_file.read(path)
 
 
 def run(seed: object, steps: int, share: float = 0.5, key: bytes | None = None) -> Life:

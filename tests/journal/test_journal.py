@@ -231,7 +231,7 @@ def test_a_damaged_snapshot_is_an_error(tmp_path: Path, how: str) -> None:
         path.write_bytes(data)
     else:
         state_file.write(path, {"something": "else"})
-    with pytest.raises(JournalError, match="snapshot cannot be read"):
+    with pytest.raises(JournalError, match=r"snapshot .* cannot be read"):
         recover(tmp_path, CLOCK)
 
 

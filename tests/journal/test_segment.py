@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_bytes_that_could_not_be_synced_are_written_again(tmp_path: Path, monkey
         raise OSError(5, "no disk")
 
     with monkeypatch.context() as patched:
-        patched.setattr("transfer_queue.journal.segment.sync_data", fails)
+        patched.setattr(os, "fdatasync", fails)
         writer.append(COMMITS[0])
         with pytest.raises(OSError, match="no disk"):
             writer.commit()

@@ -32,6 +32,7 @@ from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import MAX_PAYLOAD, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
+from transfer_queue.net.server.server_connection import Outgoing
 from transfer_queue.net.session import Session
 from transfer_queue.net.tls import Tls, make_context
 from transfer_queue.net.tls_contexts import tls_context
@@ -166,6 +167,33 @@ def test_bytes_may_come_one_by_one(running: Running) -> None:
         while not (frames := reader.feed(wire.hear())):
             pass
     assert msgspec.msgpack.decode(frames[0][0], type=ReplyEnvelope) == ReplyEnvelope(1, Done("p"))
+
+
+def test_an_adopted_connection_stays_encrypted(running: Running) -> None:
+    """A storage unit connects to the controller, which then sends it messages unasked."""
+    ours, theirs = socket.socketpair()
+    here, there = Tls(MEMBER.server, server=True), Tls(MEMBER.client, server=False)
+    data = there.start()
+    while not here.done:
+        here.receive(data)
+        there.receive(here.outgoing())
+        data = there.outgoing()
+    numbers: list[int] = []
+
+    def adopt() -> list[Outgoing]:
+        numbers.append(running.server.adopt(theirs, there))
+        return [Outgoing(numbers[0], b"hello")]
+
+    with ours:
+        running.server.call_soon(adopt)
+        reader = FrameReader()
+        while not (frames := reader.feed(here.receive(ours.recv(1 << 16)))):
+            pass
+        assert frames == [(b"hello", None)]
+        here.encrypt(pack_frame(b"body", 3) + b"abc")
+        ours.sendall(here.outgoing())
+        until(lambda: running.service.payloads == [b"abc"])
+    until(lambda: running.service.gone == numbers)
 
 
 def test_version_1_2_is_enough(running: Running, ask: Ask) -> None:

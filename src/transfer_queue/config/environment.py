@@ -279,8 +279,7 @@ CORES_PER_STREAM = 4
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use, at least 1."""
-    has = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(has, cgroup_quota())))
+    return max(1, int(min(len(os.sched_getaffinity(0)), cgroup_quota())))
 
 
 def copy_threads() -> int:

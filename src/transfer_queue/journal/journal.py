@@ -142,7 +142,7 @@ def _snapshot(folder: Path, number: int, clock: ClockIdentity, capacity: int | N
         shift_ages(state, clock.shift_from(ClockIdentity(tree["boot"], tree["offset"])))
     except (CheckpointError, LookupError, TypeError) as error:
         raise JournalError(
-            f"the journal's snapshot cannot be read: {error} Bring the file back, or start with an empty folder "
+            f"the journal's snapshot {path} cannot be read: {error} Bring the file back, or start with an empty folder "
             f"(durability.folder)"
         ) from error
     return state
@@ -181,7 +181,7 @@ def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> _Repl
         for record in records:
             if shift:
                 record = shift_time(record, shift)
-            if isinstance(record, StateLoaded) and record.file:
+            if isinstance(record, StateLoaded):
                 _read_loaded(states, state, record, path)
                 files.append(record.file)
             try:
@@ -278,7 +278,7 @@ class Journal:
             self._segment.append(kept)
             self.records += len(kept)
             for record in kept:
-                if isinstance(record, StateLoaded) and record.file:
+                if isinstance(record, StateLoaded):
                     self._add_loaded(record.file)
 
     def _add_loaded(self, name: str) -> None:

@@ -19,7 +19,7 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
@@ -30,7 +30,7 @@ from transfer_queue.core.controller import RECORDS
 from transfer_queue.core.earlier import EARLIER_RECORDS
 from transfer_queue.core.events.records import AnyRecord, Record
 from transfer_queue.errors import JournalError
-from transfer_queue.private_files import sync_data, sync_folder
+from transfer_queue.private_files import sync_folder
 
 MAGIC = b"TQjrnl\x00\x01"
 MARKER = b"TQfr"
@@ -250,7 +250,7 @@ class SegmentWriter:
             self._written += os.pwrite(self._file, rest, self._end + self._written)
         if self._durable and not self._late:
             try:
-                sync_data(self._file)
+                os.fdatasync(self._file)
             except OSError:
                 # the kernel may have dropped pages that it could not write, so all bytes are written again
                 self._written = 0
@@ -290,6 +290,8 @@ class SegmentWriter:
             self._file = -1
 
 
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _KEEP_SIZE = 1
 _PAGE = 4096
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -304,7 +306,7 @@ def reserve_space(file: int, start: int, length: int) -> None:
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if most != resource.RLIM_INFINITY and start + length > most:
         raise OSError(errno.EFBIG, f"the process's limit for the size of a file is {most} bytes; raise it (ulimit -f)")
-    if _fallocate is None or not _fallocate(file, _KEEP_SIZE, start, length):
+    if not _fallocate(file, _KEEP_SIZE, start, length):
         return
     number = ctypes.get_errno()
     if number not in _CANNOT:
@@ -322,16 +324,3 @@ def check_space(folder: Path, length: int) -> None:
     finally:
         os.close(file)
         os.unlink(name)
-
-
-def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
-    try:
-        function = ctypes.CDLL(None, use_errno=True).fallocate
-    except (OSError, AttributeError):
-        return None  # another operating system
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    function.restype = ctypes.c_int
-    return function
-
-
-_fallocate = _find_fallocate()

@@ -233,12 +233,10 @@ class LoadedStates:
         return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
 
     def prepare(self, state: State, record: StateLoaded) -> None:
-        """Read the file that a record names, if it names one, before the record is replayed on the state.
+        """Read the file that a record names, before the record is replayed on the state.
 
         Raises CheckpointError or OSError if the file cannot be read.
         """
-        if not record.file:
-            return  # the record of an older release contains the state itself
         if not _NAME.fullmatch(record.file):
             raise CheckpointError(f"{record.file[:80]!r} is not the name of a loaded state")
         tree = read(self.path(record.file))

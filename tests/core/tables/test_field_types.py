@@ -84,13 +84,6 @@ def test_the_reply_to_a_put_names_the_fields_of_several_dtypes(h: Harness) -> No
     assert [told(dtype) for dtype in ("bool", "bool", "int8")] == [{"x": ["int8", "bool"]}] * 3
 
 
-def test_a_state_of_an_older_release_has_one_dtype_for_each_field(h: Harness) -> None:
-    h.put(2, {"x": tensor("float32")})
-    tree = serialization.save_state(h.state)
-    del tree["partitions"]["p"]["dtypes"]
-    assert serialization.load_untrusted(tree).snapshot() == h.state.snapshot()
-
-
 @pytest.mark.parametrize("dtypes", [{}, {"x": ["int64", "int64"]}, {"x": ["int64", "float32"]}, {"y": ["int8"]}])
 def test_a_state_with_wrong_dtypes_is_refused(h: Harness, dtypes: dict[str, list[str]]) -> None:
     h.put(2, {"x": tensor("float32")})

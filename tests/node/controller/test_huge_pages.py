@@ -23,11 +23,9 @@ def test_only_whole_huge_pages_of_private_anonymous_memory_are_collapsed() -> No
 
 
 def test_the_memory_keeps_its_contents() -> None:
-    collapse = controller_process._load_collapse()
-    assert collapse is not None
     objects = [(number, str(number)) for number in range(300_000)]
     before = _huge_kilobytes()
-    if not collapse_memory(collapse):
+    if not collapse_memory():
         pytest.skip("this kernel does not collapse memory (MADV_COLLAPSE)")
     assert _huge_kilobytes() >= before
     assert all(text == str(number) for number, text in objects)
@@ -44,7 +42,8 @@ def test_a_large_process_is_collapsed_until_the_kernel_refuses(monkeypatch: pyte
     sizes = iter([SMALLEST - 1, SMALLEST, SMALLEST, SMALLEST])
     monkeypatch.setattr(controller_process, "resident_bytes", lambda: next(sizes))
     monkeypatch.setattr(controller_process, "huge_pages_of", lambda maps: iter([HUGE]))
-    controller_process._repeat(collapse, 0.0)
+    monkeypatch.setattr(controller_process, "collapse", collapse)
+    controller_process._repeat(0.0)
     assert calls == [(HUGE, HUGE)] * 3  # the process was too small once
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from transfer_queue.messages.descriptors import MIRROR, Blocks
 from transfer_queue.messages.reports.unit_reports import Move
-from transfer_queue.storage.arena import arena as arena_module
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import SlotFolder
@@ -104,7 +103,7 @@ def test_a_disk_that_cannot_write_is_a_failed_order_that_takes_no_space(
     def fail(file: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(arena_module, "sync_data", fail)
+    monkeypatch.setattr(os, "fdatasync", fail)
     (report,) = disk.end()
     assert report.body.extent == 0
     assert "Input/output error" in report.body.failed

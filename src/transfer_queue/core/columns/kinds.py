@@ -214,16 +214,9 @@ def pack_texts(texts: list[str]) -> dict[str, np.ndarray]:
 
 
 def unpack_texts(saved: Any) -> Iterator[list[str]]:
-    """Iterate over packed texts, piece by piece. Raise ValueError or msgspec.DecodeError if they are not packed texts.
-
-    Older releases saved the texts as one list, which is split into pieces here.
-    """
-    if isinstance(saved, list):
-        for at in range(0, len(saved), PIECE):
-            yield saved[at : at + PIECE]
-    else:
-        for piece in split_columns(saved):
-            yield _decode_texts(piece.data)
+    """Iterate over packed texts, piece by piece. Raise ValueError or DecodeError if they are not packed texts."""
+    for piece in split_columns(saved):
+        yield _decode_texts(piece.data)
 
 
 def rows_of(row: type[msgspec.Struct], key: str, array: str, by: str) -> Any:
@@ -260,7 +253,7 @@ class _NumbersOfTexts(Column):
     """
 
     def __init__(self, texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> None:
-        super().__init__(JoinedBytes | list[str], dict)  # older releases saved a list
+        super().__init__(JoinedBytes, dict)
         self._texts_key, self._numbers_key, self._loaded = texts_key, numbers_key, loaded
 
     def forms(self) -> list[tuple[str, Any, Any]]:

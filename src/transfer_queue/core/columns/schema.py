@@ -344,19 +344,6 @@ def _form_of(value: Any) -> Any:
     return value.form if isinstance(value, Column) else value
 
 
-class RetiredColumn(Column):
-    """A column of earlier releases that this release does not need: trees that have it still load."""
-
-    def __init__(self, form: Any) -> None:
-        super().__init__(form, None, missing=None, compared=False)
-
-    def save(self, table: Any, tree: dict[str, Any]) -> None:
-        """See `Column`."""
-
-    def load(self, table: Any, loaded: Any) -> None:
-        """See `Column`."""
-
-
 class _Part(Column):
     """Another table."""
 

@@ -101,10 +101,7 @@ class SamplesPut(Record, frozen=True):
 
     partition: str
     puts: list[WriterPart]
-    """Puts of several clients have one block each, with equal schemas, or none; all of their rows are new, or none is.
-
-    Empty: only digests are noted, which is no change of the partition (a record of an earlier build).
-    """
+    """Several puts have one block each, with equal schemas, or none; all of their rows are new, or none is."""
     first_index: int = 0
     """Global index of the first new row."""
     count: int = 0
@@ -547,11 +544,11 @@ class StateLoaded(Record, frozen=True):
     by_clock: ClassVar[str] = "time"
 
     state: bytes
-    """The saved state (`core.state.restore`) in records of older releases, and if there is no journal."""
+    """Empty: the state is in a file."""
     time: float
     """By the controller's clock."""
     file: str = ""
-    """The name of the journal's file that contains the loaded state (`journal.state_file`), or "".
+    """The name of the journal's file that contains the loaded state (`journal.state_file`); "" without a journal.
 
     A replay reads this file into `State.prepared` before it applies the record.
     """

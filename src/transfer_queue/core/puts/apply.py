@@ -25,7 +25,7 @@ Positions = Union[Sequence[int], np.ndarray]
 @applies(r.SamplesPut)
 def apply_put(state: State, put: r.SamplesPut) -> None:
     """Apply a reservation, a put, or puts of several clients."""
-    partition = state.new_version(put.partition) if put.puts else state.partitions[put.partition]
+    partition = state.new_version(put.partition)
     state.next_index = max(state.next_index, put.first_index + put.count)
     if put.pre_allocated:
         partition.waiting += range(partition.rows.end, partition.rows.end + put.count)

@@ -16,7 +16,6 @@ from transfer_queue.core.columns.schema import (
     Column,
     Count,
     Persisted,
-    RetiredColumn,
     counter,
     custom_column,
     linked_part,
@@ -68,7 +67,7 @@ def _give_keys(partition: Partition, names: np.ndarray, positions: np.ndarray) -
 
 
 class _FurtherDtypes(Column):
-    """The further dtypes of fields, which are saved apart from the fields because older releases had none."""
+    """The further dtypes of fields, which are saved apart from the fields."""
 
     def save(self, table: Partition, tree: dict[str, Any]) -> None:
         """See `Column`."""
@@ -117,7 +116,7 @@ class Partition(Persisted):
     freed: int = counter()
     """The number of rows that `free_when` has cleared."""
     fields: dict[str, FieldStats] = parts_of(str, FieldStats, FieldStats)
-    dtypes: Any = custom_column(_FurtherDtypes(dict[str, list[str]], None, missing={}))
+    dtypes: Any = custom_column(_FurtherDtypes(dict[str, list[str]], None))
     field_ranks: FieldRanks = linked_part(FieldRanks, missing={})
     """The ranks of the fields whose rows differ in rank."""
     keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
@@ -136,7 +135,6 @@ class Partition(Persisted):
     dealt: dict[str, DealtBatches] = parts_of(str, DealtBatches)
     passed: SkippedRows = linked_part(SkippedRows)
     """The rows that tasks skipped."""
-    replaced: Any = custom_column(RetiredColumn(int))
     window: AdmissionWindow = linked_part(AdmissionWindow, missing=0)
     """The rows that count for `max_staleness`."""
     version: int = counter()

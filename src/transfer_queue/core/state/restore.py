@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies
 from transfer_queue.core.puts.apply import clear_all, clear_rows
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State, require_partition
 from transfer_queue.core.tables.blocks import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.tables.blocks import BlockTable
@@ -39,26 +37,6 @@ from transfer_queue.messages.tag_table import TagTable
 
 MAX_NAMED = 5  # keys that an error names
 MAX_ORIGINS = 32  # checkpoints that are remembered; a checkpoint has no more files
-_ARRAY = 1  # msgpack Ext: dtype, a zero byte, the bytes of a one-dimensional array
-
-
-def _decode(code: int, content: memoryview) -> Any:
-    if code != _ARRAY:
-        return msgspec.msgpack.Ext(code, bytes(content))
-    packed = bytes(content)
-    dtype, _, values = packed.partition(b"\0")
-    return np.frombuffer(values, np.dtype(dtype.decode())).copy()
-
-
-_decoder = msgspec.msgpack.Decoder(ext_hook=_decode)
-
-
-def unpack(packed: bytes) -> Any:
-    """Return the tree of a loaded state that an older release wrote into a record. Its arrays are copies.
-
-    This release writes a loaded state into a file of its own, which the record names (`journal.state_file`).
-    """
-    return _decoder.decode(packed)
 
 
 @applies(r.StateLoaded)
@@ -95,14 +73,12 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
 
 def take_loaded(state: State, record: r.StateLoaded) -> tuple[dict[str, Any], State]:
     """Return the saved tree that a record names, and the state in it."""
-    if state.prepared is not None and state.prepared[0] is record:
-        _, tree, loaded = state.prepared
-        state.prepared = None
-        loaded.watch(state.watched)  # usually they are already watched
-        return tree, loaded
-    assert not record.file, "the file that a record names must be read before the record is applied"
-    tree = unpack(record.state)
-    return tree, load_state(tree["state"], state.capacity, state.watched)
+    assert state.prepared is not None, "the state that a record names must be read before the record is applied"
+    prepared_for, tree, loaded = state.prepared
+    assert prepared_for is record
+    state.prepared = None
+    loaded.watch(state.watched)  # usually they are already watched
+    return tree, loaded
 
 
 def keep_samplers(state: State, loaded: State) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.schema import BrokenInvariant
-from transfer_queue.core.earlier import current_tree
 from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.blocks import CHUNK_BITS, PLACE, BlockTable
@@ -56,7 +55,7 @@ def load_state(tree: Any, capacity: int | None = None, watched: Iterable[str] = 
     """
     state = State(capacity)
     try:
-        state.restore(current_tree(tree))
+        state.restore(tree)
         state.watch(watched)
     except Exception as error:  # whatever error a tree causes, the tree is wrong
         raise CheckpointError(

@@ -70,7 +70,7 @@ class GroupTable(Persisted):
     next_number: int = counter()
     unborn: dict[str, int] = map_of(str, Count)
     """Id of a dropped group -> the number of its members that are not put yet (`core.puts.group_decisions`)."""
-    largest: int = counter(missing=0)
+    largest: int = counter()
     """The largest number of members that a declared group has ever had; the default group size of a sampler."""
 
     def __init__(self, rows: RowTable, size: int | None) -> None:
@@ -84,7 +84,7 @@ class GroupTable(Persisted):
         """The number of declared groups of which one member is cleared and another lives. Derived."""
 
     def derive(self) -> None:
-        """Compute what is derived from the declared groups. States of older releases do not contain `largest`."""
+        """Compute what is derived from the declared groups. A file may contain a `largest` that is too small."""
         self.by_name = {}
         for group in self.declared.values():
             self.by_name[group.name] = group

@@ -173,13 +173,17 @@ class ServerLoop:
         """Listen on a socket of `bind_socket`. The process that made the socket removes its path."""
         self._acceptor.inherit(sock, tls)
 
-    def adopt(self, sock: socket.socket) -> int:
+    def adopt(self, sock: socket.socket, tls: Tls | None = None) -> int:
         """Serve a connection that this process has made and authenticated, and return its peer number.
 
         The loop does not call `on_connect` of the service. Call this before `run`, or in the loop's thread.
+
+        Args:
+            sock: The socket of the connection.
+            tls: The TLS of the connection, whose handshake is done; None without TLS.
         """
-        sock.setblocking(False)
         peer = self._add(sock, None)
+        peer.tls = tls
         return peer.number
 
     def watch(
@@ -348,7 +352,6 @@ class ServerLoop:
     # ------------------------------------------------------------ connections
 
     def _welcome(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             set_tcp_options(sock)
         refuse = None
@@ -378,6 +381,7 @@ class ServerLoop:
         self._drop(peer)
 
     def _add(self, sock: socket.socket, handshake: ServerHandshake | None) -> ServerConnection:
+        sock.setblocking(False)
         peer = ServerConnection(self._next_peer, sock, FrameReader(*self._limits), handshake)
         self._next_peer += 1
         self._peers[peer.number] = peer

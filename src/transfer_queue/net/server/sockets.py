@@ -23,8 +23,8 @@ BACKLOG = 1024
 SILENCE = 20
 """Seconds without any confirmation of a peer after which the peer counts as gone."""
 _KEEPALIVE = (
-    ("TCP_KEEPIDLE", SILENCE // 2), ("TCP_KEEPINTVL", SILENCE // 8), ("TCP_KEEPCNT", 4),
-    ("TCP_USER_TIMEOUT", SILENCE * 1000),
+    (socket.TCP_KEEPIDLE, SILENCE // 2), (socket.TCP_KEEPINTVL, SILENCE // 8), (socket.TCP_KEEPCNT, 4),
+    (socket.TCP_USER_TIMEOUT, SILENCE * 1000),
 )  # fmt: skip
 
 
@@ -50,9 +50,8 @@ def set_tcp_options(sock: socket.socket) -> None:
     """Set the options of a TCP connection: send without delay, and detect within seconds that a machine is gone."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):  # some platforms do not have all options
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def bind_socket(address: Union[str, tuple[str, int]]) -> socket.socket:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -192,31 +192,26 @@ PAUSE = 5.0
 
 _MADV_COLLAPSE = 25
 
-Collapse = Callable[[int, int], bool]
-"""Collapses (address, bytes); returns whether the range is in huge pages."""
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def collapse_regularly() -> None:
     """Begin to collapse the memory of this process, every PAUSE seconds, until the kernel collapses nothing."""
-    collapse = _load_collapse()
-    if collapse is not None:
-        threading.Thread(target=_repeat, args=(collapse, PAUSE), name="huge pages", daemon=True).start()
+    threading.Thread(target=_repeat, args=(PAUSE,), name="huge pages", daemon=True).start()
 
 
-def _repeat(collapse: Collapse, pause: float) -> None:
+def _repeat(pause: float) -> None:
     waiting = threading.Event()
     collapsed = 1
     while collapsed:
         waiting.wait(pause)
         if resident_bytes() >= SMALLEST:
-            collapsed = collapse_memory(collapse)
+            collapsed = collapse_memory()
 
 
-def collapse_memory(collapse: Collapse) -> int:
-    """Collapse the anonymous memory of this process.
-
-    Args:
-        collapse: See `Collapse`. Each call is for one huge page, so that page faults of other threads do not wait long.
+def collapse_memory() -> int:
+    """Collapse the anonymous memory of this process, page by page, so that faults of other threads do not wait long.
 
     Returns:
         The number of huge pages that the memory is in now. 0 if the kernel does not collapse memory.
@@ -241,11 +236,6 @@ def huge_pages_of(maps: str) -> Iterator[int]:
         yield from range(-(-first // HUGE) * HUGE, end - HUGE + 1, HUGE)
 
 
-def _load_collapse() -> Collapse | None:
-    """Return the function of the kernel; None if the C library has none."""
-    try:
-        madvise = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError):
-        return None
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return lambda address, nbytes: madvise(address, nbytes, _MADV_COLLAPSE) == 0
+def collapse(address: int, nbytes: int) -> bool:
+    """Collapse a range of memory. Returns whether it is in huge pages now."""
+    return bool(_madvise(address, nbytes, _MADV_COLLAPSE) == 0)

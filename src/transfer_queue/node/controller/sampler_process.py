@@ -25,7 +25,7 @@ import msgspec
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.node.hosting.server_log import LOG_SECONDS, configure_logging, write_log_to
-from transfer_queue.node.system.processes import death_signal
+from transfer_queue.node.system.processes import die_with_parent
 from transfer_queue.node.system.sampler_transfer import PickledSampler, load
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
@@ -221,7 +221,7 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     configure_logging()
-    death_signal()()
+    die_with_parent()
     if os.getppid() != int(sys.argv[1]):
         os._exit(1)  # the parent has already died
     with socket.socket(fileno=CHANNEL) as sock:

@@ -19,7 +19,7 @@ from typing import Any
 from transfer_queue.core.checkpoints import SavedState, build_saved_state, check_file_name
 from transfer_queue.journal import state_file
 from transfer_queue.journal.state_file import LoadedStates
-from transfer_queue.node.system.processes import death_signal
+from transfer_queue.node.system.processes import die_with_parent
 
 
 class StateFiles:
@@ -117,7 +117,6 @@ class StateWriter:
         """
         assert not self.is_busy
         read_end, write_end = os.pipe()
-        die_with_parent = death_signal()
         try:
             pid = os.fork()
         except OSError:
@@ -125,7 +124,7 @@ class StateWriter:
             os.close(write_end)
             raise
         if not pid:
-            _write(path, tree, sync, write_end, die_with_parent)
+            _write(path, tree, sync, write_end)
         os.close(write_end)
         self.is_busy = True
         threading.Thread(target=self._wait, args=(pid, read_end, done), name="state writer", daemon=True).start()
@@ -159,7 +158,7 @@ def _wait_for_child(pid: int, read_end: int) -> str | None:
     return message.decode("utf-8", "replace") or f"the process that writes the state ended with status {code}"
 
 
-def _write(path: Path, tree: Callable[[], Any], sync: bool, output: int, die_with_parent: Callable[[], object]) -> None:
+def _write(path: Path, tree: Callable[[], Any], sync: bool, output: int) -> None:
     """Run the child. Never returns. It must not log, because other threads of the parent may have held any lock."""
     code = 1
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pwd
 import select
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from transfer_queue.system_folder.liveness import wait_until
@@ -16,16 +16,20 @@ from transfer_queue.system_folder.liveness import wait_until
 PAUSE = 0.02  # seconds between two checks where the operating system cannot wait for a process
 SHOWN = 200  # characters of a command line
 _PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
+
+
+def _status(pid: int) -> list[bytes]:
+    """Return what the kernel says of a process, from its state on; nothing if this cannot be read."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()  # the name, in parentheses, may contain any characters
+    return []
 
 
 def start_time(pid: int) -> int | None:
     """Return when the process started, in clock ticks since boot; None if this cannot be determined."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # the name, in parentheses, may contain any characters
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    status = _status(pid)
+    return int(status[19]) if len(status) > 19 else None
 
 
 def pid_namespace() -> int:
@@ -54,17 +58,12 @@ def user() -> str:
         return str(os.geteuid())
 
 
-def death_signal() -> Callable[[], object]:
-    """Return what a process calls to be killed with the thread that has started it, if the kernel supports this.
+def die_with_parent() -> None:
+    """Let the kernel kill this process with the thread that has started it, if the kernel supports this.
 
-    A process that forks calls this function before the fork, and its child calls the result.
+    A child may call it after a fork.
     """
-    with contextlib.suppress(ImportError, OSError, AttributeError):
-        import ctypes
-
-        prctl = ctypes.CDLL(None).prctl
-        return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    return lambda: None
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def stopped_holders(path: Path) -> list[int]:
@@ -75,10 +74,9 @@ def stopped_holders(path: Path) -> list[int]:
         return []
     pids = []
     for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or _status(int(folder.name))[:1] not in ([b"T"], [b"t"]):
+            continue
         try:
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[:1] if folder.name.isdigit() else []
-            if state not in (["T"], ["t"]):
-                continue
             if any(os.path.samestat(each.stat(), wanted) for each in (folder / "fd").iterdir() if each.exists()):
                 pids.append(int(folder.name))
         except OSError:  # it has ended, or is of another user
@@ -94,9 +92,9 @@ class Process:
         self._started = started
         self.descriptor: int | None = None
         """A pidfd, which becomes readable when the process ends; None if there is none."""
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                self.descriptor = os.pidfd_open(pid)
+        # a kernel, or a container, may refuse a pidfd; Python lacks the function if it was built with old headers
+        with contextlib.suppress(OSError, AttributeError):
+            self.descriptor = os.pidfd_open(pid)
         if self.descriptor is not None and not self._is_it():
             self.close()
 
@@ -113,7 +111,7 @@ class Process:
             os.kill(self.pid, 0)
         except OSError:
             return True
-        return hasattr(os, "pidfd_open") or not self._is_it()
+        return _status(self.pid)[:1] == [b"Z"] or not self._is_it()
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the process. Returns False if that takes longer."""

@@ -146,7 +146,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         return True
 
     def adopted(connection: Connection) -> Iterable[Outgoing]:
-        return service.on_reconnect(server.adopt(connection.sock))
+        return service.on_reconnect(server.adopt(connection.sock, connection.tls))
 
     def lost() -> None:
         threading.Thread(target=seek, name="seek controller", daemon=True).start()
@@ -166,7 +166,8 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         server.inherit(listener, secret)
 
     def begin() -> Iterator[Outgoing]:
-        peer = server.adopt(connection.sock)  # not earlier: the service could not name the sender of its messages
+        # not earlier: the service could not name the sender of its messages
+        peer = server.adopt(connection.sock, connection.tls)
         yield from service.on_registered(peer)
         for body in demands:
             yield from service.on_message(peer, body, None, time.monotonic())

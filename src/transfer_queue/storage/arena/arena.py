@@ -36,7 +36,7 @@ from transfer_queue.errors import (
     with_advice,
 )
 from transfer_queue.messages.descriptors import MEMORY, MIRROR
-from transfer_queue.private_files import replace_private, sync_data, sync_folder
+from transfer_queue.private_files import replace_private, sync_folder
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
 from transfer_queue.storage.arena.read_holds import HOLDS, HoldFile, ReadHolds
@@ -142,7 +142,7 @@ class Arena(ArenaMemory):
         """The size of the holes (for the unit only)."""
         self.spared = 0
         """Bytes of its file system that the arena leaves free, for the journal beside it (for the unit only)."""
-        self._punches = hasattr(mmap, "MADV_REMOVE")
+        self._punches = True
         self._populates = True
         # The mmap object is freed with the last array that views it. It is never closed explicitly, because closing it
         # under a view in use is a segfault.
@@ -278,7 +278,7 @@ class Arena(ArenaMemory):
 
         Does not wait, so that a page needs two calls. Pages that other processes have mapped stay.
         """
-        if self._mapping is not None and hasattr(os, "posix_fadvise"):
+        if self._mapping is not None:
             self._mapping.madvise(mmap.MADV_DONTNEED, offset, length)
             os.posix_fadvise(self._files[0], offset, length, os.POSIX_FADV_DONTNEED)
 
@@ -288,7 +288,7 @@ class Arena(ArenaMemory):
         Raises OSError if the disk cannot write. Another thread than the unit's may call it.
         """
         for file in self._files:
-            sync_data(file)
+            os.fdatasync(file)
 
     def generation(self, offset: int) -> int:
         """See `ArenaMemory.generation`."""
@@ -428,7 +428,7 @@ class Arena(ArenaMemory):
         if self._populates and self._mapping is not None:
             try:
                 self._mapping.madvise(_POPULATE_WRITE, start, end - start)
-            except (OSError, AttributeError):
+            except OSError:
                 self._populates = False
             else:
                 return
@@ -472,14 +472,13 @@ def _sizes(capacity: int) -> dict[str, int]:
 
 def _allocate(file: int, offset: int, length: int) -> None:
     """Allocate a range of a file that is not in use, by writing zeros if the file system has no other way."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file, offset, length)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-        else:
-            return
+    try:
+        os.posix_fallocate(file, offset, length)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    else:
+        return
     zeros = memoryview(bytes(min(length, 1 << 20)))
     while length > 0:
         written = os.pwrite(file, zeros[:length], offset)

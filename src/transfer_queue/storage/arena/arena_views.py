@@ -518,5 +518,4 @@ def is_view(tensor: torch.Tensor) -> bool:
     return elements.is_cpu and elements.numel() > 0 and is_viewed(elements.data_ptr())
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

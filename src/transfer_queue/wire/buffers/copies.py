@@ -33,7 +33,7 @@ PER_THREAD = 4 << 20
 MIN_PART = 1 << 20
 """The least number of bytes that a thread copies at a time."""
 
-_most = min(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+_most = min(2, len(os.sched_getaffinity(0)))
 
 
 def set_copy_threads(most: int) -> None:
@@ -126,7 +126,7 @@ def allocate(nbytes: int) -> U8:
     """
     if nbytes > LARGEST:
         raise MemoryError(f"cannot allocate {nbytes} bytes: this machine has {LARGEST}")
-    if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes < HUGE:
         return np.empty(nbytes, np.uint8)
     length = (nbytes + 2 * HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
     pages = _kept_pages(length) or _fresh_pages(length)

@@ -38,8 +38,7 @@ def _mark_forked() -> None:
     _forked = True
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark_forked)
+os.register_at_fork(after_in_child=_mark_forked)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
