@@ -394,9 +394,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._open_kept(finish)
             return None if self._open is None else (self._take(self._open),)
 
-        if self.device is not None:  # there are no workers to close
-            close = lambda failed: self._end_ahead()  # noqa: E731
-        return AsyncItems(take, lambda: run_async(client(), self._open_following(source, finish)), close)
+        def end_ahead(failed: bool) -> None:
+            self._end_ahead()
+
+        # with `device=` there are no workers to close
+        ending = close if self.device is None else end_ahead
+        return AsyncItems(take, lambda: run_async(client(), self._open_following(source, finish)), ending)
 
     def _open_kept(self, finish: Finish | None) -> bool:
         """Open the batch at the position if this needs no client. Return whether a batch is open."""
