@@ -300,6 +300,30 @@ def test_a_loader_that_is_killed_before_its_first_item_has_handed_over_nothing(s
     assert sorted(claim_all(client, "unseen", [])) == list(range(ROWS))
 
 
+def drop(datasets: list[StreamingDataset]) -> None:
+    """A forked process in which the copy of a dataset becomes garbage."""
+    tq.get_client().get_partition_list()
+    datasets.clear()
+    gc.collect()
+
+
+def test_a_forked_child_gives_back_no_batch_of_its_parent(sequential: Any, tmp_path: Path) -> None:
+    """Otherwise another consumer would get the samples that the parent is going to yield."""
+    client = put("forked")
+    client.seal("forked")
+    broken = partial(process_or_fail, path=tmp_path / "failed")
+    datasets = [StreamingDataset(sequential, BATCH, BATCH, ["x"], "forked", "t", 0, process_batch_fn=broken)]
+    with contextlib.suppress(OSError):
+        next(iter(datasets[0]))
+    child = multiprocessing.get_context("fork").Process(target=drop, args=(datasets,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    others = client.get_data(client.get_meta(["x"], ROWS - BATCH, "forked", task_name="t"))["x"].flatten().tolist()
+    yielded = [value for data, _ in datasets[0] for value in data["x"].flatten().tolist()]
+    assert (yielded, others) == ([*range(BATCH)], [*range(BATCH, ROWS)])
+
+
 def test_what_a_function_claims_and_leaves_out_is_consumed(sequential: Any) -> None:
     """It has seen these samples, and returns no batch for them."""
     client = put("left out")

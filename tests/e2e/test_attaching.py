@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,8 +18,9 @@ from omegaconf import OmegaConf
 
 import transfer_queue as tq
 import warm
-from server_processes import until
+from server_processes import SECONDS, until
 from transfer_queue.attachment import CURRENT
+from transfer_queue.client import client as client_module
 from transfer_queue.config.settings import Settings
 from transfer_queue.node.system import launcher
 from transfer_queue.node.system.launcher import RunningSystem, start_local
@@ -279,6 +281,27 @@ def test_init_does_not_stay_with_a_system_that_replied_just_before_its_end(
     tq.init()
     assert not answers
     tq.kv_put("k", "p", {"x": 1})
+
+
+def test_a_finalizer_may_use_a_client_that_its_thread_connects(
+    running: RunningSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage may be collected at any moment, and what is collected may belong to a client."""
+    client = tq.TransferQueueClient(running)
+    replies: list[Any] = []
+    attach = client_module.Attachment
+
+    def collect_and_attach(*arguments: Any, **more: Any) -> Any:
+        monkeypatch.setattr(client_module, "Attachment", attach)
+        replies.append(client.get_partition_list())
+        return attach(*arguments, **more)
+
+    monkeypatch.setattr(client_module, "Attachment", collect_and_attach)
+    calling = threading.Thread(target=lambda: replies.append(client.get_partition_list()), daemon=True)
+    calling.start()
+    calling.join(SECONDS)
+    assert replies == [[], []]
+    client.close()
 
 
 def test_with_strict_an_unknown_key_is_an_error_of_init(systems: Any) -> None:

@@ -73,7 +73,7 @@ class TransferQueueClient(Subscriptions, LockMethods):
     def __init__(self, system: SystemAddress, *, task: str | None = None, rank: int | None = None) -> None:
         self._system = system
         self._introduction = introduction(task, rank)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may use the client while its thread connects or closes
         self._closed = False
         self._attachment: Attachment | None = None
         self._session: Session
@@ -202,9 +202,9 @@ class TransferQueueClient(Subscriptions, LockMethods):
             True
         """
         with self._lock:
+            self._closed = True
             attachment, self._attachment, self._bound = self._attachment, None, None
             renewer, self._renewer = self._renewer, None
-            self._closed = True
         if attachment is None:
             return
         if renewer is not None:
@@ -249,7 +249,7 @@ class TransferQueueClient(Subscriptions, LockMethods):
 
     def _after_fork(self) -> None:
         """In a forked child: start again. A thread of the parent, which the child does not have, may hold the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         attachment, self._attachment, self._bound = self._attachment, None, None
         self._renewer = None  # the child does not have its thread
         if attachment is not None:

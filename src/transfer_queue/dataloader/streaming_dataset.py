@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -318,6 +319,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         # a batch that was neither acknowledged nor finished when its state was saved
         self._owed: SavedBatch | None = None
         self._unseen: dict[int, tuple[BatchLease, ...]] = {}  # of batches of which no item was yielded, by number
+        self._receiver = 0  # the process that has received them; a forked child has a copy
         self._ahead: BatchAhead | None = None  # the next batch, fetched ahead; it is kept until its fetch has ended
         self.channel = None
         self.seat = None
@@ -802,7 +804,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def _give_back_unseen(self) -> None:
         """Return the batches of which no item was yielded."""
         unseen, self._unseen = self._unseen, {}
-        if unseen:
+        if unseen and self._receiver == os.getpid():
             give_back(self.client(), itertools.chain.from_iterable(unseen.values()))
 
     def __del__(self) -> None:
@@ -832,6 +834,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             return False
         if delivery.unseen:
             self._unseen[self.batch_index] = delivery.unseen
+            self._receiver = os.getpid()
         self._held = delivery.held
         if delivery.held is not None and delivery.held._leases:
             self._unacked[self.batch_index] = delivery.held
@@ -933,7 +936,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def _hand_over(self) -> None:
         """Report that the open batch is handed over with the item that is yielded now."""
         unseen = self._unseen.pop(self.batch_index - 1, ()) if self._unseen else ()
-        if unseen:
+        if unseen and self._receiver == os.getpid():
             hand_over(self.client(), unseen)
 
     def _cut_and_open(self, batch: Batch, finish: Finish | None, skip: int = 0) -> None:
