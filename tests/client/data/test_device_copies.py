@@ -195,8 +195,8 @@ def test_batches_ahead_of_a_device_have_one_stream(monkeypatch: pytest.MonkeyPat
     """Memory that torch has freed on a stream is used again on this stream only."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: [index])
     driver = CudaDriver()
-    driver._module = Mock(Stream=lambda index: [index])
     asides = [driver.aside(torch.device(name)) for name in ("cuda", "cuda:1", "cuda:0", "cuda")]
     assert asides == [[1], [1], [0], [1]]
     assert asides[0] is asides[1] is asides[3]
