@@ -84,18 +84,18 @@ class TransferQueueClient(Subscriptions, LockMethods):
 
     @property
     def _operations(self) -> Operations:
-        bound = self._bound
-        return self._connect() if bound is None else bound
+        return self._bound or self._connect()
 
     def _connect(self) -> Operations:
         with self._lock:
             if self._closed:
                 raise NotInitializedError("this client was closed; call transfer_queue.init() for a new one")
             if self._bound is None:
-                self._attachment = Attachment(self._system, introduction=self._introduction)
-                self._session = self._attachment.session
-                self._bound = Operations(self._attachment)
-                self._renewer = Renewer(self._attachment.renewals, self._session.clock, self._renew)
+                attachment = Attachment(self._system, introduction=self._introduction)
+                bound = Operations(attachment)
+                if self._bound is None:  # otherwise a finalizer has connected meanwhile
+                    self._attachment, self._session, self._bound = attachment, attachment.session, bound
+                    self._renewer = Renewer(attachment.renewals, attachment.session.clock, self._renew)
             return self._bound
 
     def _run(self, operation: Operation[T]) -> T:
