@@ -136,8 +136,8 @@ def kept_port(path: Path, host: str = LOOPBACK) -> int:
     return int(path.read_text())
 
 
-def free_port(host: str = LOOPBACK) -> int:
-    """Return a free port of this host."""
+def free_port(host: str = "0.0.0.0") -> int:
+    """Return a port that is free on this address; by default on all addresses of this machine."""
     with _bound(host, 0) as probe:
         return int(probe.getsockname()[1])
 
