@@ -108,7 +108,7 @@ class BatchAhead:
                 if self._wanted:
                     return fetched
         except Exception:
-            pass
+            pass  # the batch is fetched again when it is needed, and that fetch raises
         self._give_back(meta)
         return None
 
